@@ -1,0 +1,76 @@
+"""Which partition a key belongs to: murmur2 with Kafka's seed, so that a Kafka user's placement carries over.
+
+``partition = (murmur2(key) & 0x7fffffff) % partitions``. Source: ``org.apache.kafka.common.utils.Utils.murmur2``
+and ``DefaultPartitioner``.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+_M = 0x5BD1E995
+_SEED = 0x9747B28C
+_MASK = 0xFFFFFFFF
+
+
+def murmur2(key: bytes) -> int:
+    """The unsigned 32-bit hash of one key."""
+    length = len(key)
+    h = _SEED ^ length
+    whole = length & ~3
+    for at in range(0, whole, 4):
+        k = int.from_bytes(key[at : at + 4], "little") * _M & _MASK
+        k = (k ^ k >> 24) * _M & _MASK
+        h = h * _M & _MASK ^ k
+    if length & 3:
+        h = (h ^ int.from_bytes(key[whole:], "little")) * _M & _MASK
+    h = (h ^ h >> 13) * _M & _MASK
+    return h ^ h >> 15
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """The partition of one key."""
+    return (murmur2(key) & 0x7FFFFFFF) % partitions if partitions > 1 else 0
+
+
+def partitions_of(keys: Sequence[bytes], partitions: int) -> NDArray[np.int64]:
+    """The partitions of many keys: one pass of array arithmetic for each length that occurs.
+
+    Shape: as ``keys``.
+    """
+    n = len(keys)
+    found = np.zeros(n, np.int64)
+    if partitions == 1 or n == 0:
+        return found
+    lengths = np.fromiter(map(len, keys), np.int64, n)
+    for length in np.unique(lengths).tolist():
+        rows = np.flatnonzero(lengths == length)
+        chosen = keys if len(rows) == n else [keys[i] for i in rows.tolist()]
+        matrix = np.frombuffer(b"".join(chosen), np.uint8).reshape(len(rows), length)
+        found[rows] = (_murmur2_rows(matrix) & 0x7FFFFFFF) % partitions
+    return found
+
+
+def _murmur2_rows(matrix: NDArray[np.uint8]) -> NDArray[np.int64]:
+    """murmur2 of each row of an (n, length) matrix of key bytes."""
+    n, length = matrix.shape
+    m = np.uint32(_M)
+    h = np.full(n, (_SEED ^ length) & _MASK, np.uint32)
+    whole = length & ~3
+    words = np.ascontiguousarray(matrix[:, :whole]).view("<u4") if whole else np.empty((n, 0), np.uint32)
+    for column in range(whole // 4):
+        k = words[:, column] * m
+        k ^= k >> np.uint32(24)
+        k *= m
+        h *= m
+        h ^= k
+    if length & 3:
+        tail = np.zeros((n, 4), np.uint8)
+        tail[:, : length - whole] = matrix[:, whole:]
+        h ^= tail.view("<u4")[:, 0]
+        h *= m
+    h ^= h >> np.uint32(13)
+    h *= m
+    h ^= h >> np.uint32(15)
+    return h.astype(np.int64)

@@ -1,0 +1,1 @@
+"""The broker: commit log, indexes, compaction, engine and server of one data directory."""
