@@ -1,0 +1,239 @@
+"""The wire beside plain HTTP: frames of ``/v1/stream``, and the items of a bulk read.
+
+**Stream.** One WebSocket message is one msgpack array ``[op, id, meta, data]`` of at most 64 KiB: ``op`` an
+``Op``, ``id`` the sender's number of the exchange, ``meta`` a map, ``data`` bytes. Where ``data`` does not fit,
+``meta["size"]`` announces its whole length and ``[MORE, id, {}, data]`` frames carry the rest, in order;
+exchanges may be interleaved.
+
+=========== ====== ================================================== =====================================
+op          sender meta                                               data
+=========== ====== ================================================== =====================================
+HELLO       client version, client                                    -
+PRODUCE     client if_offset (list of int or null, one a batch; opt.) whole batches, one after another
+FETCH       client topic, partition, view, offset, since, queue, tag, -
+                   snapshot, projection, max_bytes, credit
+CREDIT      client bytes (more that may be sent)                      -
+CANCEL      client -                                                  -
+GET         client topic                                              msgpack list of keys
+PING        client -                                                  -
+MORE        both   -                                                  the next bytes of a message
+OK          broker as asked: HELLO -> version, node, limits           -
+ERROR       broker the error's document                               -
+ACK         broker results: a list, one item a batch: [partition,     -
+                   base_offset] or an error's document
+DATA        broker topic_id, next_offset, end, horizon,               items of a bulk read
+                   tombstone_floor, generation
+VALUES      broker -                                                  msgpack list: null or [partition,
+                                                                      offset, timestamp, value, tag,
+                                                                      headers]
+=========== ====== ================================================== =====================================
+
+A FETCH goes on for ever: the broker sends DATA as bytes appear while credit lasts (each DATA takes its length,
+at least 1) until CANCEL or ERROR.
+
+**Bulk read** (``application/vnd.firn.batches``): whole batches, one after another. A batch of which some rows
+are masked follows a mask block; masked rows are to be left out by the reader:
+
+====== ==== ========== ==================================================
+offset type field      note
+====== ==== ========== ==================================================
+0      u32  magic      0x4B534D46, the bytes ``FMSK``
+4      u32  size       whole block, a multiple of 8
+8      u32  records    rows of the batch that follows
+12     u32  crc        CRC-32C of the bits
+16     ...  bits       1 bit a row, least significant first; 1: masked
+====== ==== ========== ==================================================
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from firn.batch import Batch, Buffer, parse_header
+from firn.crc import crc32c
+from firn.errors import Invalid, LimitExceeded, MalformedBatch
+from firn.limits import FRAME_BYTES_MAX
+
+STREAM_VERSION = 1
+BATCHES_TYPE = "application/vnd.firn.batches"
+MSGPACK_TYPE = "application/msgpack"
+
+
+class Op(IntEnum):
+    HELLO = 1
+    PRODUCE = 2
+    FETCH = 3
+    CREDIT = 4
+    CANCEL = 5
+    GET = 6
+    PING = 7
+    MORE = 8
+    OK = 16
+    ERROR = 17
+    ACK = 18
+    DATA = 19
+    VALUES = 20
+
+
+@dataclass(slots=True)
+class Message:
+    op: int
+    id: int
+    meta: dict[str, Any] = field(default_factory=dict)
+    data: Buffer = b""
+
+
+# Room for the array, its numbers and the head of ``data``; a larger ``meta`` takes room from ``data``.
+_HEAD_BYTES = 64
+_DATA_BYTES = FRAME_BYTES_MAX - _HEAD_BYTES
+
+
+def frames(op: int, id: int, meta: dict[str, Any] | None = None, data: Buffer = b"") -> Iterator[bytes]:
+    """The WebSocket messages of one message, each at most 64 KiB as long as ``meta`` itself fits."""
+    meta = meta or {}
+    if len(data) + 256 * len(meta) <= _DATA_BYTES:  # the common case, without measuring meta
+        packed = msgpack.packb([op, id, meta, data])
+        if len(packed) <= FRAME_BYTES_MAX:
+            yield packed
+            return
+    view = memoryview(data)
+    room = max(0, _DATA_BYTES - len(msgpack.packb(meta)))
+    yield msgpack.packb([op, id, {**meta, "size": len(data)}, view[:room]])
+    for at in range(room, len(data), _DATA_BYTES):
+        yield msgpack.packb([Op.MORE, id, {}, view[at : at + _DATA_BYTES]])
+
+
+class Assembler:
+    """Puts messages together from frames. Memory: at most ``bytes_max`` of unfinished data.
+
+    A frame that cannot be understood is an error of that frame alone, unless ``is_broken`` says that the
+    connection cannot go on.
+    """
+
+    def __init__(self, *, bytes_max: int, open_max: int = 64) -> None:
+        self._bytes_max = bytes_max
+        self._open_max = open_max
+        self._open: dict[int, tuple[Message, bytearray, int]] = {}
+        self._bytes = 0
+
+    def feed(self, frame: bytes) -> Message | None:
+        """The message that this frame completes, or None.
+
+        Errors: Invalid (malformed frame), LimitExceeded (too much announced or open); ``details["id"]`` is the
+        exchange where it is known. Later frames of a refused message are passed over silently.
+        """
+        op, id, meta, data = _parse_frame(frame)
+        if op == Op.MORE:
+            return self._more(id, data)
+        size = meta.get("size")
+        if size is None or (isinstance(size, int) and size == len(data)):
+            return Message(op, id, meta, data)
+        if not isinstance(size, int) or size < len(data):
+            raise Invalid(f"frame: size {size!r} does not hold the {len(data)} bytes that came with it", id=id)
+        if id in self._open:
+            raise Invalid(f"frame: exchange {id} has an unfinished message", id=id)
+        if self._bytes + size > self._bytes_max or len(self._open) >= self._open_max:
+            raise LimitExceeded(
+                f"frame: a message of {size} bytes with {self._bytes} of others unfinished; at most {self._bytes_max}",
+                id=id,
+            )
+        whole = bytearray(size)
+        whole[: len(data)] = data
+        self._open[id] = (Message(op, id, meta), whole, len(data))
+        self._bytes += size
+        return None
+
+    def _more(self, id: int, data: bytes) -> Message | None:
+        found = self._open.get(id)
+        if found is None:
+            return None  # the rest of a message that was refused
+        message, whole, filled = found
+        if filled + len(data) > len(whole):
+            self._drop(id)
+            raise Invalid(f"frame: more bytes than the {len(whole)} that were announced", id=id)
+        whole[filled : filled + len(data)] = data
+        filled += len(data)
+        if filled < len(whole):
+            self._open[id] = (message, whole, filled)
+            return None
+        self._drop(id)
+        message.data = whole
+        return message
+
+    def _drop(self, id: int) -> None:
+        _, whole, _ = self._open.pop(id)
+        self._bytes -= len(whole)
+
+
+def _parse_frame(frame: bytes) -> tuple[int, int, dict[str, Any], bytes]:
+    try:
+        found = msgpack.unpackb(frame)
+    except (ValueError, TypeError, RecursionError, UnicodeDecodeError) as error:
+        raise Invalid(f"frame: not msgpack: {error}") from error
+    if not isinstance(found, list) or len(found) != 4:
+        raise Invalid("frame: expected an array [op, id, meta, data]")
+    op, id, meta, data = found
+    if not isinstance(id, int) or isinstance(id, bool):
+        raise Invalid(f"frame: id: expected an integer, found {id!r}")
+    if not isinstance(op, int) or not isinstance(meta, dict) or not isinstance(data, bytes):
+        raise Invalid("frame: expected [integer, integer, map, bytes]", id=id)
+    if op not in Op.__members__.values():
+        raise Invalid(f"frame: op {op} is unknown", id=id)
+    return op, id, meta, data
+
+
+MASK_MAGIC = 0x4B534D46
+_MASK = struct.Struct("<IIII")
+
+
+def mask_block(masked: NDArray[np.bool_]) -> bytes:
+    """The block that precedes a batch of which the rows with True are masked."""
+    bits = np.packbits(masked, bitorder="little").tobytes()
+    bits += bytes(-len(bits) % 8)
+    return _MASK.pack(MASK_MAGIC, _MASK.size + len(bits), len(masked), crc32c(bits)) + bits
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A batch of a bulk read; ``masked`` is None when every row is to be delivered."""
+
+    batch: Batch
+    masked: NDArray[np.bool_] | None
+
+
+def items(data: Buffer, *, keys_only: bool = False) -> Iterator[Item]:
+    """The batches of a bulk read with their masks. ``keys_only``: batches without their values part.
+
+    Errors: MalformedBatch.
+    """
+    view, at, masked = memoryview(data), 0, None
+    while at < len(view):
+        if len(view) - at >= _MASK.size and _MASK.unpack_from(view, at)[0] == MASK_MAGIC:
+            masked, at = _parse_mask(view, at)
+            continue
+        header = parse_header(view, at)
+        size = 104 + header.keys_bytes if keys_only else header.size
+        if at + size > len(view):
+            raise MalformedBatch(f"bulk read: a batch of {size} bytes announced, {len(view) - at} there")
+        if masked is not None and len(masked) != header.records:
+            raise MalformedBatch(f"bulk read: a mask of {len(masked)} rows before a batch of {header.records}")
+        yield Item(Batch(view[at : at + size], header), masked)
+        masked = None
+        at += size
+
+
+def _parse_mask(view: memoryview, at: int) -> tuple[NDArray[np.bool_], int]:
+    _, size, records, crc = _MASK.unpack_from(view, at)
+    bits = view[at + _MASK.size : at + size]
+    if size % 8 or size < _MASK.size or len(bits) != size - _MASK.size or records > 8 * len(bits):
+        raise MalformedBatch(f"mask block of {size} bytes for {records} rows: malformed")
+    if (found := crc32c(bits)) != crc:
+        raise MalformedBatch(f"mask block CRC: expected {crc:#010x}, found {found:#010x}")
+    unpacked = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little", count=records)
+    return unpacked.astype(np.bool_), at + size

@@ -1,0 +1,36 @@
+"""Settings of one broker process: what each means, its unit, its default and why that default."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySettings:
+    """Budgets in bytes; with the process itself (160 MiB with Numba) below 360 MiB in all."""
+
+    index_bytes: int = 32 << 20  # RocksDB's block cache and write buffers, key index blocks
+    active_keys_bytes: int = 48 << 20  # key indexes of active segments; past it the largest are sealed
+    in_flight_bytes: int = 32 << 20  # produce requests received and not yet acknowledged
+    reads_bytes: int = 16 << 20  # bulk reads being put together
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    data: str  # the data folder
+    host: str = "127.0.0.1"  # loopback: never open by accident
+    port: int = 7700
+    node: str = "firn-0"  # this broker's name in status
+    index: str = "rocksdb"  # rocksdb | files | mirrored
+    log_segment_bytes: int = 256 << 20  # one file of the commit log; retention frees whole ones
+    flush_interval_ms: int = 500  # how long `flush: interval` may stay unsynced
+    checkpoint_bytes: int = 256 << 20  # the index is flushed after so much log, or
+    checkpoint_ms: int = 30_000  # so long: bounds the replay after a crash
+    min_dead_ratio: float = 0.25  # a clean segment with this share of masked rows is rewritten
+    reclaim_age_ms: int = 7 * 86_400_000  # a masked row is off the disk after this and one compaction
+    disk_reserve: float = 0.05  # share of the disk below which produces stop; compaction may use it
+    io_bytes_per_second: int = 0  # compaction's reads and writes; 0: no bound
+    compaction_check_ms: int = 1_000  # how often due partitions are looked for
+    open_files_max: int = 512  # of the data folder, besides RocksDB's
+    connections_max: int = 10_000
+    snapshot_ttl_ms: int = 600_000  # a snapshot's lease
+    producer_expiry_ms: int = 7 * 86_400_000  # a producer's sequences are forgotten after so long unused
+    memory: MemorySettings = field(default_factory=MemorySettings)
