@@ -65,6 +65,9 @@ class ReadResult:
     generation: int = 0
     # For a light queue: the (queue offset, row) pairs that of each batch are to be delivered, in order.
     queue_rows: list[list[tuple[int, int]]] | None = None
+    # Of raw reads: (commit log position, bytes) of each run of neighbouring batches, in the order of the bytes
+    # sent; a message id is made of a batch's position. Empty where bytes do not come from the commit log.
+    positions: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def size(self) -> int:

@@ -1,0 +1,268 @@
+"""The one appender: checks, orders and numbers batches, and acknowledges them as their topics' ``flush`` asks.
+
+It runs on the event loop, whole requests at a time, so that nothing has to be locked:
+
+1. walk and check the request (one kernel call);
+2. per batch: topic, partition, producer sequence, ``if_offset`` - each refusal is that batch's alone;
+3. number the accepted ones (header fields and CRC, one kernel call);
+4. one write into the page cache;
+5. remember them: next offsets, active key index, producer rows, pending dispatch;
+6. ``flush: sync``: acknowledged when the flusher thread has synced past them; ``interval``: now.
+
+A failed write changes nothing but the broker's health; every later request sees the state before it.
+"""
+
+import errno
+import logging
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from firn.batch import Batch, Buffer
+from firn.errors import Conflict, FirnError, Invalid, PartitionParked, ReadOnly, Unavailable, UnknownTopic
+from firn_node.engine.api import Appended, Outcome
+from firn_node.engine.core import Core
+from firn_node.engine.flusher import Flusher
+from firn_node.engine.lookup import Lookup
+from firn_node.engine.partition import Partition, Pending
+from firn_node.engine.partitions import Partitions
+from firn_node.engine.producers import ProducerRow, first_offset
+from firn_node.failpoints import step
+from firn_node.kernels import Fault, Group, fault_error, inspect_group, stamp_group
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Written:
+    """Batches of one write, waiting for dispatch: rows ``chosen`` of ``group``, at ``positions``."""
+
+    data: Buffer
+    group: Group
+    chosen: list[int]
+    positions: list[int]
+    end: int
+
+
+@dataclass(slots=True)
+class _Plan:
+    """What a request will change, until its write has succeeded."""
+
+    outcomes: list[Outcome | None]
+    chosen: list[int] = field(default_factory=list)
+    bases: list[int] = field(default_factory=list)
+    partitions: list[Partition] = field(default_factory=list)
+    next_offsets: dict[tuple[int, int], int] = field(default_factory=dict)
+    sequences: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
+    waits_for_sync: bool = False
+    duplicates: bool = False
+
+
+class Appender:
+    def __init__(self, core: Core, partitions: Partitions, flusher: Flusher, lookup: Lookup) -> None:
+        self._core = core
+        self._partitions = partitions
+        self._flusher = flusher
+        self._lookup = lookup
+        self.written: deque[Written] = deque()  # in log order, for the dispatcher
+
+    async def produce(self, data: Buffer, conditions: Sequence[int | None] | None = None) -> list[Outcome]:
+        """One outcome a batch, in order. *Effects*: an Appended one is durable as its topic asks."""
+        self._core.health.check_serving()
+        writable = data if isinstance(data, bytearray) else bytearray(data)
+        view = np.frombuffer(writable, np.uint8)
+        group = inspect_group(view, self._core.secret)
+        if conditions is not None and any(c is not None for c in conditions):
+            outcomes, sync = self._append_conditional(writable, group, conditions)
+        else:
+            outcomes, sync = self._append(writable, group, range(group.count))
+        if sync or any(isinstance(o, Conflict) for o in outcomes):
+            await self._flusher.wait(self._core.log.written_end)
+        return outcomes
+
+    def append_internal(self, batch: Buffer) -> int:
+        """Append one batch of an internal topic; its end position. Await the flusher before relying on it."""
+        writable = bytearray(batch)
+        group = inspect_group(np.frombuffer(writable, np.uint8), self._core.secret)
+        outcomes, _ = self._append(writable, group, range(group.count))
+        for outcome in outcomes:
+            if isinstance(outcome, FirnError):
+                raise outcome
+        return self._core.log.written_end
+
+    def _append_conditional(
+        self, data: bytearray, group: Group, conditions: Sequence[int | None]
+    ) -> tuple[list[Outcome], bool]:
+        """One batch after another: each condition sees what was appended before it in the same request."""
+        if len(conditions) != group.count:
+            raise Invalid(f"if_offset: {len(conditions)} conditions for {group.count} batches")
+        outcomes: list[Outcome] = []
+        any_sync = False
+        for i, condition in enumerate(conditions):
+            found, sync = self._append(data, group, [i], condition)
+            outcomes += found
+            any_sync |= sync
+        return outcomes, any_sync
+
+    def _append(
+        self, data: bytearray, group: Group, rows: Sequence[int], condition: int | None = None
+    ) -> tuple[list[Outcome], bool]:
+        plan = _Plan([None] * len(rows))
+        writable = self._refusal()
+        for at, i in enumerate(rows):
+            try:
+                if writable is not None:
+                    raise writable
+                self._plan_batch(data, group, i, at, plan, condition)
+            except FirnError as error:
+                plan.outcomes[at] = error
+        if plan.chosen:
+            try:
+                self._write(data, group, plan)
+            except OSError as error:
+                refused = self._write_failed(error)
+                plan.outcomes = [
+                    o if o is not None and isinstance(o, FirnError) else refused for o in plan.outcomes
+                ]
+        return [o for o in plan.outcomes if o is not None], plan.waits_for_sync or plan.duplicates
+
+    def _refusal(self) -> FirnError | None:
+        health = self._core.health
+        if health.failed is not None:
+            return Unavailable(f"this broker stopped serving: {health.failed}")
+        if health.read_only is not None:
+            return ReadOnly(f"this broker is read-only: {health.read_only}")
+        return None
+
+    def _plan_batch(
+        self, data: bytearray, group: Group, i: int, at: int, plan: _Plan, condition: int | None
+    ) -> None:
+        if group.fault[i] != Fault.OK:
+            raise fault_error(group, i)
+        topic = self._core.catalogue.by_id.get(int(group.topic_id[i]))
+        if topic is None:
+            raise UnknownTopic(
+                f"topic id {int(group.topic_id[i])} does not exist (any more); look the topic up again"
+            )
+        partition = self._partitions.get(topic, int(group.partition[i]))
+        records = int(group.records[i])
+        sync = topic.spec.durability.flush == "sync"
+        producer_id = int(group.producer_id[i])
+        if producer_id:
+            known = self._check_sequence(partition, group, i, plan)
+            if known is not None:
+                plan.outcomes[at] = Appended(topic.topic_id, partition.number, known, records)
+                plan.duplicates |= sync
+                return
+        if condition is not None:
+            self._check_condition(partition, data, group, i, condition)
+        self._partitions.active(partition)
+        base = plan.next_offsets.get(partition.key, partition.next_offset)
+        plan.next_offsets[partition.key] = base + records
+        plan.outcomes[at] = Appended(topic.topic_id, partition.number, base, records)
+        plan.chosen.append(i)
+        plan.bases.append(base)
+        plan.partitions.append(partition)
+        plan.waits_for_sync |= sync
+        if producer_id:
+            key = (*partition.key, producer_id)
+            plan.sequences[key] = (int(group.producer_epoch[i]), int(group.sequence[i]))
+
+    def _check_sequence(self, partition: Partition, group: Group, i: int, plan: _Plan) -> int | None:
+        producer_id, epoch, sequence = (
+            int(group.producer_id[i]),
+            int(group.producer_epoch[i]),
+            int(group.sequence[i]),
+        )
+        planned = plan.sequences.get((*partition.key, producer_id))
+        if planned is not None and planned[0] == epoch and sequence == planned[1] + 1:
+            return None
+        row = self._partitions.producer(partition, producer_id)
+        if planned is not None:  # out of order behind a batch of the same request
+            row = ProducerRow(planned[0])
+            row.batches.append((planned[1], 0, 0))
+        return first_offset(row, epoch=epoch, sequence=sequence)
+
+    def _check_condition(
+        self, partition: Partition, data: bytearray, group: Group, i: int, condition: int
+    ) -> None:
+        if int(group.records[i]) != 1:
+            raise Invalid(f"if_offset needs a batch of one record, not of {int(group.records[i])}")
+        start = int(group.start[i])
+        key = Batch(memoryview(data)[start : start + int(group.size[i])]).key_list()[0]
+        row = int(group.first_row[i])
+        newest = self._lookup.newest(partition, key, int(group.hi[row]), int(group.lo[row]))
+        offset = -1 if newest is None else newest.offset
+        absent = newest is None or newest.value is None
+        if (condition == -1 and absent) or (condition >= 0 and condition == offset):
+            return
+        expected = "no record" if condition == -1 else f"offset {condition}"
+        raise Conflict(
+            f"{partition.topic.name}/{partition.number}: expected {expected} as the newest of this key, found "
+            f"{'none' if offset < 0 else f'offset {offset}'}; read it again and decide anew",
+            newest_offset=offset,
+        )
+
+    def _write(self, data: bytearray, group: Group, plan: _Plan) -> None:
+        core = self._core
+        now = core.clock.now_ms()
+        view = memoryview(data)
+        stamp_group(np.frombuffer(data, np.uint8), group, plan.chosen, plan.bases, core.epoch, now)
+        batches = [view[int(group.start[i]) : int(group.start[i]) + int(group.size[i])] for i in plan.chosen]
+        step("append.stamped")
+        positions = core.log.append(batches)
+        step("append.written")
+        for at, i in enumerate(plan.chosen):
+            self._remember(plan.partitions[at], group, i, plan.bases[at], positions[at], now)
+        self.written.append(Written(data, group, plan.chosen, positions, core.log.written_end))
+        core.metrics["append_batches"] += len(plan.chosen)
+        core.metrics["append_bytes"] += sum(map(len, batches))
+        self._flusher.wrote(sync=plan.waits_for_sync)
+
+    def _remember(
+        self, partition: Partition, group: Group, i: int, base: int, position: int, now: int
+    ) -> None:
+        records, size, row = int(group.records[i]), int(group.size[i]), int(group.first_row[i])
+        end = base + records
+        partition.next_offset = end
+        partition.pending.append(Pending(base, end, position, size))
+        active = self._partitions.active(partition)
+        if active.end < end:
+            active.append(
+                group.hi[row : row + records],
+                group.lo[row : row + records],
+                group.tombstone[row : row + records],
+            )
+        partition.active_bytes += size
+        partition.active_since_ms = partition.active_since_ms or now
+        self._core.metrics["append_records"] += records
+        producer_id = int(group.producer_id[i])
+        if producer_id:
+            epoch = int(group.producer_epoch[i])
+            known = partition.producers.get(producer_id)
+            if known is None or known.epoch != epoch:
+                known = partition.producers[producer_id] = ProducerRow(epoch)
+            known.last_use_ms = now
+            known.batches.append((int(group.sequence[i]), base, records))
+            partition.producers_touched.add(producer_id)
+
+    def _write_failed(self, error: OSError) -> FirnError:
+        """Nothing of the request was appended; tell the operator why, and whether it goes away by itself."""
+        health = self._core.health
+        _log.error("append failed: %s", error)
+        if self._core.log.is_broken:
+            health.fail(f"the commit log is broken: {error}; restart the broker, it recovers from its disk")
+            return Unavailable(f"nothing was appended: {error}")
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            health.read_only = f"the disk is full ({error.strerror}); free some space, compaction goes on"
+        else:
+            health.read_only = f"a write failed ({error.strerror}); it is tried again every second"
+        return ReadOnly(f"nothing was appended: this broker is read-only: {health.read_only}")
+
+
+def park_on_damage(partitions: Partitions, partition: Partition, error: FirnError) -> PartitionParked:
+    """Park a partition whose bytes are damaged; what its callers get."""
+    partitions.park(partition, error.message)
+    return PartitionParked(f"{partition.topic.name}/{partition.number} is parked: {error.message}")

@@ -1,0 +1,488 @@
+"""The broker: one data folder, opened, recovered, served and closed; the engine's one face to the server.
+
+Everything runs on the event loop but for syncs, index flushes, sealing, compaction and key query files, which
+have threads of their own. Start, in order:
+
+1. lock the folder, read or make its identity;
+2. open the partition index: its checkpoint tells how far dispatch is durable;
+3. open the commit log, verified from there on, torn tail cut;
+4. load the catalogue from ``__topics``;
+5. dispatch the log from the checkpoint on;
+6. remove what belongs to no topic; scan the partitions' states (in the background).
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any
+
+from firn.batch import Buffer
+from firn.errors import FirnError, NotFound, Unavailable
+from firn.partitioner import partition_of, partitions_of
+from firn.record import Record
+from firn.topicspec import TopicSpec
+from firn.types import TOPICS_TOPIC
+from firn_node.clock import Clock, LogClock, Randomness, RealClock, RealRandomness
+from firn_node.disk import Disk, RealDisk
+from firn_node.engine import messages, status
+from firn_node.engine.api import (
+    CompactionRun,
+    Found,
+    Outcome,
+    ReadRequest,
+    ReadResult,
+    SnapshotInfo,
+    TopicInfo,
+)
+from firn_node.engine.appender import Appender
+from firn_node.engine.catalogue import Catalogue
+from firn_node.engine.core import Core, Health
+from firn_node.engine.dispatcher import Dispatcher
+from firn_node.engine.flusher import Flusher
+from firn_node.engine.groups import Committed, Groups
+from firn_node.engine.identity import load_identity
+from firn_node.engine.lookup import Lookup
+from firn_node.engine.partition import Partition, unpack_state
+from firn_node.engine.partitions import Partitions
+from firn_node.engine.reader import Reader
+from firn_node.engine.retention import enforce_retention
+from firn_node.engine.scheduler import Scheduler
+from firn_node.engine.sealer import Sealer
+from firn_node.engine.snapshots import Snapshots
+from firn_node.engine.topics import Topics, check_user_topic
+from firn_node.filecache import FileCache
+from firn_node.index import open_index
+from firn_node.log import CommitLog, KeyQueryIndex
+from firn_node.settings import BrokerSettings
+
+_log = logging.getLogger(__name__)
+_HOUSEKEEPING_S = 1.0
+_STATES_AT_ONCE = 2000
+_COMPACTED = "compacted"
+
+
+class Broker:
+    """One broker process's engine. Use ``start`` and ``stop`` once each."""
+
+    def __init__(
+        self,
+        settings: BrokerSettings,
+        *,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        randomness: Randomness | None = None,
+    ) -> None:
+        self.settings = settings
+        self.address = f"{settings.host}:{settings.port}"
+        self._disk: Disk = disk or RealDisk(settings.data)
+        self._clock: Clock = clock or RealClock()
+        self._randomness: Randomness = randomness or RealRandomness()
+        self._state = "starting"
+        self._closing = contextlib.ExitStack()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._checkpoint_lock = asyncio.Lock()
+
+    # Life ---------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Recover the folder and take work.
+
+        Errors: Unavailable when another process has the folder, Corrupt for damage below the durable end.
+        """
+        settings, disk = self.settings, self._disk
+        data = settings.data
+        disk.make_folder(data)
+        try:
+            self._closing.enter_context(disk.lock(f"{data}/LOCK"))
+        except BlockingIOError as error:
+            raise Unavailable(
+                f"data folder {data} is in use by another process; stop that one first"
+            ) from error
+        try:
+            await self._open(data)
+        except BaseException:
+            self._closing.close()
+            raise
+        self._state = "serving"
+
+    async def _open(self, data: str) -> None:
+        settings, disk = self.settings, self._disk
+        identity = load_identity(disk, data, self._randomness)
+        cache = FileCache(disk, settings.open_files_max)
+        self._closing.callback(cache.close)
+        disk.make_folder(f"{data}/log")
+        disk.make_folder(f"{data}/{_COMPACTED}")
+        index = open_index(settings.index, f"{data}/index", disk, memory_bytes=settings.memory.index_bytes)
+        self._closing.callback(index.close)
+        log = CommitLog.open(
+            disk, cache, f"{data}/log", segment_bytes=settings.log_segment_bytes, verify_from=index.checkpoint
+        )
+        self._closing.callback(log.close)
+        secret = identity.secret_words()
+        self.core = core = Core(
+            settings=settings,
+            disk=disk,
+            machine_clock=self._clock,
+            randomness=self._randomness,
+            clock=LogClock(self._clock, log.last_append_ms),
+            cache=cache,
+            log=log,
+            index=index,
+            key_query=KeyQueryIndex(log, disk, cache, f"{data}/log", secret),
+            identity=identity,
+            secret=secret,
+            catalogue=Catalogue(self._topic_deleted),
+            health=Health(),
+        )
+        self.metrics = core.metrics
+        self.partitions = Partitions(core)
+        self._flusher = Flusher(core, self._on_durable)
+        self._lookup = Lookup(core, self.partitions)
+        self._appender = Appender(core, self.partitions, self._flusher, self._lookup)
+        self._dispatcher = Dispatcher(core, self.partitions, self._dispatched)
+        self._snapshots = Snapshots(core)
+        self._reader = Reader(core, self.partitions, self._flusher, self._lookup, self._snapshots)
+        self._sealer = Sealer(core, self.partitions, self._flusher)
+        self._scheduler = Scheduler(core, self.partitions, self._flusher, self._sealer)
+        self._topics = Topics(core, self._appender, self._flusher)
+        self._groups = Groups(core, self.partitions, self._appender, self._flusher, self._lookup)
+        self._states_known = False
+        core.dispatched_position = max(index.checkpoint, log.start)
+        self._load_catalogue()
+        await self._replay()
+        self._scheduler.start()
+        self._spawn(self._housekeeping())
+        self._spawn(self._checkpoints())
+        self._spawn(self._scan_states())
+
+    def _load_catalogue(self) -> None:
+        partition = self.partitions.get(self.core.catalogue.named(TOPICS_TOPIC), 0)
+        for batch in partition.log.batches():
+            for key, value in zip(batch.key_list(), batch.value_list(), strict=True):
+                self.core.catalogue.apply(key.decode(), value)
+        for batch in self.partitions.raw_batches(partition, partition.horizon, partition.dispatched_end):
+            for key, value in zip(batch.key_list(), batch.value_list(), strict=True):
+                self.core.catalogue.apply(key.decode(), value)
+
+    async def _replay(self) -> None:
+        """Dispatch what the log holds beyond the checkpoint."""
+        log = self.core.log
+        for position, chunk in log.scan(self.core.dispatched_position, log.written_end):
+            self._dispatcher.replay(position, chunk)
+            self.metrics["replayed_bytes"] += len(chunk)
+            await asyncio.sleep(0)
+        self.core.dispatched_position = log.written_end
+
+    async def stop(self) -> None:
+        """Sync, seal off and close; the next start has nothing to replay."""
+        if self._state in ("starting", "stopped"):
+            return
+        self._state = "stopping"
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._scheduler.stop()
+        await self._flusher.stop()
+        await self._sealer.stop()
+        for partition in self.partitions:
+            partition.wake()
+        self._snapshots.close_all()
+        if self.core.health.failed is None:
+            with contextlib.suppress(OSError, FirnError):
+                await self.checkpoint()
+        self._closing.close()
+        self._state = "stopped"
+
+    def is_ready(self) -> bool:
+        return self._state == "serving" and self.core.health.failed is None
+
+    async def failed(self) -> str:
+        """Return, with the reason, once this process must end."""
+        await self.core.health.stopped.wait()
+        return self.core.health.failed or "unknown"
+
+    # Records ------------------------------------------------------------------------------------------------
+
+    async def produce(self, data: Buffer, *, conditions: Sequence[int | None] | None = None) -> list[Outcome]:
+        """One outcome per batch of ``data``, in order; a refused batch does not touch the others.
+
+        ``conditions``: ``if_offset`` per batch (such a batch has one record).
+        """
+        self._check_serving()
+        return await self._appender.produce(data, conditions)
+
+    async def read(self, request: ReadRequest) -> ReadResult:
+        self._check_serving()
+        return await self._reader.read(request)
+
+    async def get(
+        self, topic: str, keys: Sequence[bytes], *, partition: int | None = None
+    ) -> list[Found | None]:
+        """The newest record of each key, in order; None for none or a tombstone."""
+        self._check_serving()
+        info = self.core.catalogue.named(topic)
+        if not keys:
+            return []
+        if partition is not None or info.spec.partitions == 1 or len(keys) == 1:
+            number = partition if partition is not None else partition_of(keys[0], info.spec.partitions)
+            return await self._get(info, number, keys)
+        numbers = partitions_of(keys, info.spec.partitions)
+        found: list[Found | None] = [None] * len(keys)
+        for number in sorted(set(numbers.tolist())):
+            rows = (numbers == number).nonzero()[0].tolist()
+            for row, value in zip(rows, await self._get(info, number, [keys[r] for r in rows]), strict=True):
+                found[row] = value
+        return found
+
+    async def _get(self, info: TopicInfo, number: int, keys: Sequence[bytes]) -> list[Found | None]:
+        partition = self.partitions.get(info, number)
+        if partition.pending:
+            await self._reader.settle(partition)
+        return self._lookup.get(partition, keys)
+
+    async def query(
+        self, topic: str, key: bytes, since_ms: int = 0, until_ms: int = (1 << 63) - 1
+    ) -> list[Record]:
+        """The raw records of a key in a time range, oldest first."""
+        self._check_serving()
+        info = self.core.catalogue.named(topic)
+        await self._flusher.wait(self.core.log.written_end)
+        return await asyncio.to_thread(
+            lambda: list(messages.records_by_key(self.core, info, key, since_ms, until_ms))
+        )
+
+    async def find_id(self, topic: str, id: str) -> Record | None:
+        self._check_serving()
+        info = self.core.catalogue.named(topic)
+        await self._flusher.wait(self.core.log.written_end)
+        return messages.record_by_id(self.core, self._lookup.batches, info, id)
+
+    async def offset_of_time(self, topic: str, partition: int, timestamp_ms: int) -> int:
+        self._check_serving()
+        found = self.partitions.get(self.core.catalogue.named(topic), partition)
+        await self._reader.settle(found)
+        return self._reader.offset_of_time(found, timestamp_ms)
+
+    # Topics -------------------------------------------------------------------------------------------------
+
+    async def create_topic(self, name: str, spec: TopicSpec) -> TopicInfo:
+        self._check_serving()
+        return await self._topics.create(name, spec)
+
+    async def update_topic(self, name: str, spec: TopicSpec) -> TopicInfo:
+        self._check_serving()
+        return await self._topics.update(name, spec)
+
+    async def delete_topic(self, name: str) -> None:
+        self._check_serving()
+        await self._topics.delete(name)
+
+    def topic(self, name: str) -> TopicInfo:
+        return self.core.catalogue.named(name)
+
+    def topics(self, *, after: str = "", limit: int = 1000) -> list[TopicInfo]:
+        return self._topics.listed(after=after, limit=limit)
+
+    async def describe(self, name: str, *, after: int = -1, limit: int = 1000) -> dict[str, Any]:
+        """Spec and state of a topic's partitions, those after number ``after``."""
+        self._check_serving()
+        topic = self.core.catalogue.named(name)
+        numbers = list(range(topic.spec.partitions))[after + 1 : after + 1 + limit]
+        row = status.topic_row(self.core, self.partitions, topic, numbers)
+        return {**row, "spec": topic.spec.document()}
+
+    # Compaction, snapshots, groups --------------------------------------------------------------------------
+
+    async def compact(self, topic: str, *, force: bool = False) -> CompactionRun:
+        self._check_serving()
+        return self._scheduler.request(self.core.catalogue.named(topic), force=force)
+
+    def compaction(self, topic: str) -> CompactionRun | None:
+        request = self._scheduler.requests.get(self.core.catalogue.named(topic).topic_id)
+        return request.run if request is not None else None
+
+    def cancel_compaction(self, topic: str) -> CompactionRun:
+        run = self._scheduler.cancel(self.core.catalogue.named(topic).topic_id)
+        if run is None:
+            raise NotFound(f"topic {topic!r} has no compaction to cancel")
+        return run
+
+    async def snapshot(self, topic: str) -> SnapshotInfo:
+        self._check_serving()
+        info = self.core.catalogue.named(topic)
+        opened = [self.partitions.get(info, number) for number in range(info.spec.partitions)]
+        for partition in opened:
+            await self._reader.settle(partition)
+        return self._snapshots.open(info, opened)
+
+    def renew(self, id: str) -> SnapshotInfo:
+        return self._snapshots.renew(id)
+
+    def close_snapshot(self, id: str) -> None:
+        self._snapshots.close(id)
+
+    async def commit_offsets(self, group: str, topic: str, offsets: Committed) -> None:
+        self._check_serving()
+        await self._groups.commit(group, self.core.catalogue.named(topic), offsets)
+
+    async def fetch_offsets(self, group: str, topic: str) -> Committed:
+        self._check_serving()
+        return await self._groups.fetch(group, self.core.catalogue.named(topic))
+
+    def check_writable_topic(self, name: str) -> TopicInfo:
+        """The topic, if users may write to it."""
+        topic = self.core.catalogue.named(name)
+        check_user_topic(topic)
+        return topic
+
+    def status(self, *, limit: int = 1000) -> dict[str, Any]:
+        """The ``brokers`` and ``topics`` of ``firn status -o json``; at most ``limit`` topics and partitions of each."""
+        topics = [
+            status.topic_row(self.core, self.partitions, t, list(range(min(t.spec.partitions, limit))))
+            for t in self.topics(limit=limit)
+        ]
+        return {
+            "brokers": [status.broker_row(self.core, state=self._state, address=self.address)],
+            "topics": topics,
+        }
+
+    # Inside -------------------------------------------------------------------------------------------------
+
+    def _check_serving(self) -> None:
+        if self._state != "serving":
+            raise Unavailable(f"this broker is {self._state}; try again")
+        self.core.health.check_serving()
+
+    def _on_durable(self, end: int) -> None:
+        """On the event loop, after a sync: dispatch what it covered."""
+        written = self._appender.written
+        ready = []
+        while written and written[0].end <= end:
+            ready.append(written.popleft())
+        if not ready:
+            return
+        try:
+            self._dispatcher.dispatch(ready)
+        except BaseException:
+            written.extendleft(reversed(ready))  # idempotent: tried again as a whole
+            raise
+
+    def _dispatched(self, partition: Partition) -> None:
+        self._sealer.check(partition)
+
+    def _topic_deleted(self, topic: TopicInfo) -> None:
+        core = self.core
+        self._snapshots.drop_topic(topic.topic_id)
+        self._scheduler.cancel(topic.topic_id)
+        gone = self.partitions.drop_topic(topic)
+        core.index.delete_topic(topic.topic_id)
+        self._spawn(self._remove_files(topic.topic_id, gone))
+
+    async def _remove_files(self, topic_id: int, gone: list[Partition]) -> None:
+        while any(p.compacting or p.sealing for p in gone):
+            await asyncio.sleep(0.02)
+        folder = self.partitions.folder(topic_id)
+        for partition in gone:
+            await asyncio.to_thread(partition.log.remove)
+        await asyncio.to_thread(self._disk.remove_tree, folder)
+
+    async def _housekeeping(self) -> None:
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_S)
+            with _reported("housekeeping"):
+                self._check_disk()
+                self._snapshots.expire()
+                self._sealer.check_budget()
+                if self._states_known:
+                    self._scheduler.held_back = enforce_retention(self.core, self.partitions)
+                await asyncio.to_thread(self.core.key_query.build_missing, 1)
+
+    def _check_disk(self) -> None:
+        """Stop produces below the reserve; take them again, without a restart, once there is room."""
+        free, total = self._disk.free()
+        health, reserve = self.core.health, self.settings.disk_reserve
+        if free < reserve * total:
+            health.read_only = (
+                f"{free >> 20} MiB of the disk are free, below diskReserve ({reserve:.0%}); free some space, "
+                "compaction goes on"
+            )
+        elif health.read_only is not None:
+            _log.warning("the disk has room again: taking writes")
+            health.read_only = None
+
+    async def _checkpoints(self) -> None:
+        loop = asyncio.get_running_loop()
+        last = loop.time()
+        while True:
+            await asyncio.sleep(_HOUSEKEEPING_S)
+            behind = self.core.dispatched_position - self.core.index.checkpoint
+            late = (loop.time() - last) * 1000 >= self.settings.checkpoint_ms
+            if behind >= self.settings.checkpoint_bytes or (late and (behind or self.partitions.touched)):
+                with _reported("checkpoint"):
+                    await self.checkpoint()
+                last = loop.time()
+
+    async def checkpoint(self) -> None:
+        """Make what is dispatched durable in the index, with the partitions' states and producers, atomically."""
+        async with self._checkpoint_lock:
+            core = self.core
+            position = core.dispatched_position
+            touched, self.partitions.touched = self.partitions.touched, set()
+            for key in touched:
+                state = self.partitions.states.get(key)
+                if state is not None:
+                    core.index.put_state(*key, state.pack())
+            for partition in self.partitions:
+                for producer_id in partition.producers_touched:
+                    row = partition.producers.get(producer_id)
+                    if row is not None:
+                        packed = row.pack(before=partition.dispatched_end)
+                        core.index.put_producer(*partition.key, producer_id, packed)
+                partition.producers_touched = set()
+            started = time.perf_counter()
+            try:
+                await asyncio.to_thread(core.index.flush, position)
+            except BaseException:
+                self.partitions.touched |= touched
+                raise
+            self.metrics["checkpoints"] += 1
+            self.metrics["checkpoint_ms"] += int((time.perf_counter() - started) * 1000)
+
+    async def _scan_states(self) -> None:
+        """After start: learn what is to be scheduled, and remove what belongs to no topic."""
+        with _reported("state scan"):
+            unknown: set[int] = set()
+            states = self.core.index.states()
+            for number, (topic_id, partition, data) in enumerate(states):
+                if topic_id not in self.core.catalogue.by_id:
+                    unknown.add(topic_id)
+                else:
+                    self.partitions.states.setdefault((topic_id, partition), unpack_state(data))
+                if number % _STATES_AT_ONCE == _STATES_AT_ONCE - 1:
+                    await asyncio.sleep(0)
+            for topic_id in unknown:
+                self.core.index.delete_topic(topic_id)
+            folder = f"{self.settings.data}/{_COMPACTED}"
+            for name in self._disk.list(folder):
+                if not name.isdigit() or int(name) not in self.core.catalogue.by_id:
+                    await asyncio.to_thread(self._disk.remove_tree, f"{folder}/{name}")
+            expired = self.core.clock.now_ms() - self.settings.producer_expiry_ms
+            await asyncio.to_thread(self.core.index.delete_producers, expired)
+            self._states_known = True
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._tasks = [t for t in self._tasks if not t.done()]
+        self._tasks.append(asyncio.get_running_loop().create_task(coroutine))
+
+
+@contextlib.contextmanager
+def _reported(what: str) -> Iterator[None]:
+    """A background task's boundary: what goes wrong is logged, and the task goes on."""
+    try:
+        yield
+    except (OSError, FirnError) as error:
+        _log.error("%s failed, trying again: %s", what, error)
+    except Exception:
+        _log.exception("%s failed, trying again", what)

@@ -1,0 +1,72 @@
+"""The topics that exist, as the records of the internal topic ``__topics`` tell.
+
+A record's key is the topic's name, its value a msgpack map ``{id, spec}``; a tombstone deletes. ``id`` is the
+commit log position of the creating record, 16 hex digits so that its length is known before its value is.
+Records are applied in log order, and only once committed: every replica holds the same catalogue.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgpack
+
+from firn.errors import UnknownTopic
+from firn.topicspec import CompactionSpec, RetentionSpec, TopicSpec, parse_spec
+from firn.types import OFFSETS_TOPIC, OFFSETS_TOPIC_ID, TOPICS_TOPIC, TOPICS_TOPIC_ID
+from firn_node.engine.api import TopicInfo
+
+# Internal topics let go of the commit log as soon as a compaction has covered them.
+_INTERNAL_SPEC = TopicSpec(
+    compaction=CompactionSpec(segment_bytes=16 << 20, max_segment_age_ms=600_000),
+    retention=RetentionSpec(time_ms=0, size_bytes=0),
+)
+INTERNAL = (
+    TopicInfo(TOPICS_TOPIC, TOPICS_TOPIC_ID, _INTERNAL_SPEC),
+    TopicInfo(OFFSETS_TOPIC, OFFSETS_TOPIC_ID, _INTERNAL_SPEC),
+)
+
+
+def topic_value(topic_id: int, spec: TopicSpec) -> bytes:
+    """The value of a ``__topics`` record; its length does not depend on ``topic_id``."""
+    return bytes(msgpack.packb({"id": f"{topic_id:016x}", "spec": spec.document()}))
+
+
+@dataclass(slots=True)
+class Catalogue:
+    """Committed topics by name and id. ``on_delete`` is called with each topic that goes."""
+
+    on_delete: Callable[[TopicInfo], None]
+    by_name: dict[str, TopicInfo] = field(default_factory=lambda: {t.name: t for t in INTERNAL})
+    by_id: dict[int, TopicInfo] = field(default_factory=lambda: {t.topic_id: t for t in INTERNAL})
+    # Names that an appended, not yet committed record creates, changes or deletes.
+    changing: set[str] = field(default_factory=set)
+
+    def named(self, name: str) -> TopicInfo:
+        found = self.by_name.get(name)
+        if found is None:
+            raise UnknownTopic(
+                f"topic {name!r} does not exist; create it with `firn topics create {name}`", topic=name
+            )
+        return found
+
+    def apply(self, name: str, value: bytes | None) -> None:
+        """Apply one committed record. Applying it again changes nothing."""
+        known = self.by_name.get(name)
+        if value is None:
+            if known is not None:
+                self._remove(known)
+            return
+        fields = msgpack.unpackb(value)
+        topic = TopicInfo(name, int(fields["id"], 16), parse_spec(fields["spec"]))
+        if known is not None and known.topic_id != topic.topic_id:
+            self._remove(known)
+        self.by_name[name] = topic
+        self.by_id[topic.topic_id] = topic
+
+    def _remove(self, topic: TopicInfo) -> None:
+        del self.by_name[topic.name]
+        del self.by_id[topic.topic_id]
+        self.on_delete(topic)
+
+    def user_topics(self) -> list[TopicInfo]:
+        return [t for name, t in sorted(self.by_name.items()) if not name.startswith("__")]

@@ -1,0 +1,57 @@
+"""What the engine's parts share: the doors, the logs, the tables, and the broker's own health."""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firn.errors import Unavailable
+from firn_node.clock import Clock, LogClock, Randomness
+from firn_node.disk import Disk
+from firn_node.engine.catalogue import Catalogue
+from firn_node.engine.identity import Identity
+from firn_node.filecache import FileCache
+from firn_node.index import PartitionIndex
+from firn_node.log import CommitLog, KeyQueryIndex
+from firn_node.settings import BrokerSettings
+
+
+@dataclass(slots=True)
+class Health:
+    """Why the broker refuses writes, or must stop. All sentences are for people."""
+
+    read_only: str | None = None  # the disk is full; goes away by itself once there is room
+    failed: str | None = None  # an fsync or a bug: stop, restart from disk
+    index_error: str | None = None  # dispatch stands still
+    stopped: "asyncio.Event" = field(default_factory=asyncio.Event)  # set with `failed`
+
+    def fail(self, reason: str) -> None:
+        if self.failed is None:
+            self.failed = reason
+            self.stopped.set()
+
+    def check_serving(self) -> None:
+        if self.failed is not None:
+            raise Unavailable(f"this broker stopped serving: {self.failed}")
+
+
+@dataclass(slots=True)
+class Core:
+    settings: BrokerSettings
+    disk: Disk
+    machine_clock: Clock
+    randomness: Randomness
+    clock: LogClock
+    cache: FileCache
+    log: CommitLog
+    index: PartitionIndex
+    key_query: KeyQueryIndex
+    identity: Identity
+    secret: NDArray[np.uint64]
+    catalogue: Catalogue
+    health: Health
+    epoch: int = 1
+    dispatched_position: int = 0
+    metrics: Counter[str] = field(default_factory=Counter)

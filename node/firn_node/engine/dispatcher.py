@@ -1,0 +1,181 @@
+"""Dispatch: follows the committed position and makes batches findable.
+
+Runs on the event loop, on whole groups: one index entry per run of neighbouring batches of a partition (at most
+64 KiB, or one batch). Only bytes that are durable in the commit log are dispatched, so nothing derived is ever
+ahead of it. Idempotent: the index passes over what it knows, a partition's state row says up to which position
+it has counted, so a replay after a crash ends in the same state.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from firn.batch import Batch, Buffer, Flag
+from firn.types import TOPICS_TOPIC_ID
+from firn_node.engine.appender import Written
+from firn_node.engine.core import Core
+from firn_node.engine.partition import Partition
+from firn_node.engine.partitions import Partitions
+from firn_node.engine.producers import ProducerRow
+from firn_node.failpoints import step
+from firn_node.index import NewEntry, NewLight
+from firn_node.kernels import Group, inspect_group
+
+RUN_BYTES_MAX = 64 << 10
+
+
+class Dispatcher:
+    def __init__(self, core: Core, partitions: Partitions, after: Callable[[Partition], None]) -> None:
+        self._core = core
+        self._partitions = partitions
+        self._after = after  # called once for each partition that got batches
+
+    def dispatch(self, written: Sequence[Written]) -> None:
+        """Index the batches of some writes, in log order, and wake their readers."""
+        run = _Run()
+        for write in written:
+            self._collect(run, write.data, write.group, write.chosen, write.positions, is_replay=False)
+        self._commit(run, written[-1].end)
+
+    def replay(self, position: int, data: bytes) -> None:
+        """Index whole batches found in the log at start."""
+        group = inspect_group(np.frombuffer(data, np.uint8), self._core.secret)
+        rows = list(range(group.count))
+        run = _Run()
+        self._collect(run, data, group, rows, [position + int(group.start[i]) for i in rows], is_replay=True)
+        self._commit(run, position + len(data))
+
+    def _collect(
+        self,
+        run: "_Run",
+        data: Buffer,
+        group: Group,
+        rows: Sequence[int],
+        positions: Sequence[int],
+        *,
+        is_replay: bool,
+    ) -> None:
+        columns = (
+            group.topic_id, group.partition, group.base_offset, group.last_offset, group.size, group.tag_hash,
+            group.max_timestamp, group.flags, group.append_timestamp,
+        )  # fmt: skip
+        chosen = np.asarray(rows, np.int64)
+        listed = [column[chosen].tolist() for column in columns]
+        for at, (topic_id, number, base, last_offset, size, tag, newest, flags, append_ms) in enumerate(
+            zip(*listed, strict=True)
+        ):
+            topic = self._core.catalogue.by_id.get(topic_id)
+            if topic is None:  # deleted meanwhile: its bytes are dead
+                continue
+            key, position, end = (topic_id, number), positions[at], last_offset + 1
+            partition = run.touched.get(key)
+            if partition is None:
+                partition = run.touched[key] = self._partitions.open_for_dispatch(topic, number)
+            run.add(NewEntry(topic_id, number, base, end, position, size, tag, newest))
+            if flags & Flag.HAS_QUEUES:
+                run.lights.extend(_lights(_batch(data, group, rows[at]), position))
+            self._count(partition, end, position, size, append_ms)
+            if is_replay:
+                self._replay_producer(partition, group, rows[at], base, end, append_ms)
+            if topic_id == TOPICS_TOPIC_ID:
+                # At once: the very next batch may be of the topic that this one creates.
+                self._apply_topics(_batch(data, group, rows[at]))
+
+    def _commit(self, run: "_Run", end: int) -> None:
+        step("dispatch.planned")
+        self._core.index.append(run.entries, run.lights)
+        step("dispatch.indexed")
+        self._core.dispatched_position = end
+        for partition in run.touched.values():
+            partition.wake()
+            self._after(partition)
+
+    def _count(self, partition: Partition, end: int, position: int, size: int, append_ms: int) -> None:
+        while partition.pending and partition.pending[0].end <= end:
+            partition.pending.popleft()
+        partition.dispatched_end = max(partition.dispatched_end, end)
+        partition.next_offset = max(partition.next_offset, end)
+        state = partition.state
+        if position < state.position:
+            return  # a replay of what the stored row has counted
+        state.position = position + size
+        state.next_offset = end
+        state.newest_ms = append_ms
+        state.raw_bytes += size
+        if end > partition.horizon:
+            state.dirty_bytes += size
+            if state.oldest_position < 0:
+                state.oldest_position, state.oldest_ms = position, append_ms
+        self._partitions.touch(partition)
+
+    def _replay_producer(
+        self, partition: Partition, group: Group, i: int, base: int, end: int, append_ms: int
+    ) -> None:
+        producer_id = int(group.producer_id[i])
+        if not producer_id:
+            return
+        row, epoch = self._partitions.producer(partition, producer_id), int(group.producer_epoch[i])
+        if row is None or row.epoch < epoch:
+            row = partition.producers[producer_id] = ProducerRow(epoch)
+        if row.epoch == epoch and int(group.sequence[i]) >= row.next_sequence():
+            row.batches.append((int(group.sequence[i]), base, end - base))
+            row.last_use_ms = append_ms
+            partition.producers_touched.add(producer_id)
+
+    def _apply_topics(self, batch: Batch) -> None:
+        for key, value in zip(batch.key_list(), batch.value_list(), strict=True):
+            name = key.decode()
+            self._core.catalogue.apply(name, value)
+            self._core.catalogue.changing.discard(name)
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one call of the index takes: entries joined where a partition's batches are neighbours."""
+
+    entries: list[NewEntry] = field(default_factory=list)
+    lights: list[NewLight] = field(default_factory=list)
+    touched: dict[tuple[int, int], Partition] = field(default_factory=dict)
+    newest: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  # each partition's last index in `entries`
+
+    def add(self, entry: NewEntry) -> None:
+        key = (entry.topic_id, entry.partition)
+        at = self.newest.get(key)
+        if at is not None and _extends(self.entries[at], entry):
+            self.entries[at] = _joined(self.entries[at], entry)
+            return
+        self.newest[key] = len(self.entries)
+        self.entries.append(entry)
+
+
+def _batch(data: Buffer, group: Group, i: int) -> Batch:
+    start = int(group.start[i])
+    return Batch(memoryview(data)[start : start + int(group.size[i])])
+
+
+def _lights(batch: Batch, position: int) -> Iterator[NewLight]:
+    header, stamps = batch.header, batch.columns.timestamps.tolist()
+    for row, names in enumerate(batch.queue_list()):
+        for name in names:
+            yield NewLight(
+                header.topic_id, header.partition, name, position, row, header.base_offset + row, stamps[row]
+            )
+
+
+def _extends(entry: NewEntry, more: NewEntry) -> bool:
+    return (
+        entry.position + entry.size == more.position
+        and entry.size + more.size <= RUN_BYTES_MAX
+        and entry.tag_hash == more.tag_hash
+    )
+
+
+def _joined(entry: NewEntry, more: NewEntry) -> NewEntry:
+    return entry._replace(
+        end_offset=more.end_offset,
+        size=entry.size + more.size,
+        max_timestamp=max(entry.max_timestamp, more.max_timestamp),
+    )

@@ -1,0 +1,131 @@
+"""Group commit: one ``fdatasync`` at a time, in a thread of its own, for all that was written before it began.
+
+``wait`` returns once everything below a position is durable *and dispatched*: the dispatcher runs on the event
+loop when a sync has ended, before anyone who waited is told, so acknowledged means visible.
+"""
+
+import asyncio
+import heapq
+import logging
+import threading
+from collections.abc import Callable
+
+from firn.errors import Unavailable
+from firn_node.engine.core import Core
+from firn_node.failpoints import step
+
+_log = logging.getLogger(__name__)
+
+
+class Flusher:
+    def __init__(self, core: Core, on_durable: Callable[[int], None]) -> None:
+        self._core = core
+        self._on_durable = on_durable
+        self._loop = asyncio.get_running_loop()
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._number = 0
+        self._wanted = threading.Event()
+        self._stopping = False
+        self._syncing = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._thread = threading.Thread(target=self._run, name="firn-flusher", daemon=True)
+        self._thread.start()
+
+    def wrote(self, *, sync: bool) -> None:
+        """Bytes were appended: sync them now, or within ``flushInterval``."""
+        if sync:
+            self._request()
+        elif self._timer is None:
+            self._timer = self._loop.call_later(
+                self._core.settings.flush_interval_ms / 1000, self._interval_over
+            )
+
+    async def wait(self, position: int) -> None:
+        """Return when all bytes below ``position`` are durable and dispatched.
+
+        Errors: Unavailable when that can no longer happen; then nothing above the durable end was acknowledged.
+        """
+        self._core.health.check_serving()
+        if self._core.dispatched_position >= position:
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._number += 1
+        heapq.heappush(self._waiters, (position, self._number, future))
+        self._request()
+        await future
+
+    def settle(self) -> None:
+        """Tell those whose bytes are durable and dispatched now."""
+        while self._waiters and self._waiters[0][0] <= self._core.dispatched_position:
+            future = heapq.heappop(self._waiters)[2]
+            if not future.done():
+                future.set_result(None)
+
+    async def stop(self) -> None:
+        """Sync what is left, then end the thread."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._core.health.failed is None:
+            try:
+                await self.wait(self._core.log.written_end)
+            except Unavailable as error:
+                _log.error("the last sync failed: %s", error)
+        self._stopping = True
+        self._wanted.set()
+        await asyncio.to_thread(self._thread.join)
+
+    def _request(self) -> None:
+        if not self._syncing:
+            self._syncing = True
+            self._wanted.set()
+
+    def _interval_over(self) -> None:
+        self._timer = None
+        if self._core.log.durable_end < self._core.log.written_end:
+            self._request()
+
+    def _run(self) -> None:
+        while True:
+            self._wanted.wait()
+            self._wanted.clear()
+            if self._stopping:
+                return
+            try:
+                end = self._core.log.sync()
+                step("append.synced")
+            except OSError as error:
+                self._tell(self._failed, f"fsync failed: {error}; the page cache cannot be trusted")
+                return
+            except BaseException as error:
+                _log.exception("flusher")
+                self._tell(self._failed, f"the flusher failed: {error}")
+                return
+            self._tell(self._synced, end)
+
+    def _tell(self, callback: Callable[..., None], value: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, value)
+        except RuntimeError:  # the loop has closed: nobody is left to tell
+            self._stopping = True
+
+    def _synced(self, end: int) -> None:
+        self._syncing = False
+        try:
+            self._on_durable(end)
+        except Exception as error:
+            # Dispatch is the engine's task boundary: it stands still and says why; acknowledgements wait.
+            _log.exception("dispatch failed")
+            self._core.health.index_error = f"dispatch failed: {error}"
+            self._loop.call_later(1.0, self._request)
+            return
+        self._core.health.index_error = None
+        self.settle()
+        if self._waiters:
+            self._request()
+
+    def _failed(self, reason: str) -> None:
+        self._core.health.fail(reason)
+        for _, _, future in self._waiters:
+            if not future.done():
+                future.set_exception(Unavailable(f"not acknowledged: {reason}; restart the broker"))
+        self._waiters.clear()

@@ -1,0 +1,154 @@
+"""The newest record of a key, by fingerprint first and by the real key bytes before it is believed.
+
+Order, newest first: unsealed rows in memory, rows being sealed, sealed dirty segments, the compacted log. Dirty
+rows are read from the commit log through the partition index (or, before dispatch, by their pending position).
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from firn.batch import Batch, iterate, parse_header
+from firn.errors import Corrupt, MalformedBatch
+from firn_node.engine.api import Found
+from firn_node.engine.core import Core
+from firn_node.engine.partition import Partition
+from firn_node.engine.partitions import Partitions
+from firn_node.kernels import fingerprint
+
+_CACHE_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """A key's newest record; ``value`` None: a tombstone."""
+
+    offset: int
+    timestamp: int
+    value: bytes | None
+    tag: str | None
+    headers: dict[str, str]
+
+
+class BatchCache:
+    """Checked batches of the commit log by position, bounded in bytes, the least recently used dropped first."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._held: OrderedDict[int, Batch] = OrderedDict()
+        self._bytes = 0
+
+    def run(self, position: int, size: int) -> list[Batch]:
+        """The batches of a run.
+
+        Errors: Corrupt, naming the position.
+        """
+        known = self._held.get(position)
+        if known is not None and known.header.size == size:
+            self._held.move_to_end(position)
+            return [known]
+        try:
+            batches = list(iterate(self._core.log.read(position, size)))
+            for batch in batches:
+                batch.verify()
+        except MalformedBatch as error:
+            raise Corrupt(f"commit log position {position}: {error.message}", position=position) from error
+        if len(batches) == 1:
+            self._keep(position, batches[0])
+        return batches
+
+    def at(self, position: int) -> Batch:
+        """The one batch that begins at ``position``."""
+        known = self._held.get(position)
+        if known is not None:
+            return known
+        try:
+            header = parse_header(self._core.log.read(position, 104))
+        except MalformedBatch as error:
+            raise Corrupt(f"commit log position {position}: {error.message}", position=position) from error
+        return self.run(position, header.size)[0]
+
+    def _keep(self, position: int, batch: Batch) -> None:
+        self._held[position] = batch
+        self._bytes += batch.header.size
+        while self._bytes > _CACHE_BYTES and len(self._held) > 1:
+            _, dropped = self._held.popitem(last=False)
+            self._bytes -= dropped.header.size
+
+
+class Lookup:
+    def __init__(self, core: Core, partitions: Partitions) -> None:
+        self._core = core
+        self._partitions = partitions
+        self.batches = BatchCache(core)
+
+    def fingerprints(self, topic_id: int, keys: Sequence[bytes]) -> tuple[list[int], list[int]]:
+        lengths = np.fromiter(map(len, keys), np.int32, len(keys))
+        hi, lo = fingerprint(np.frombuffer(b"".join(keys), np.uint8), lengths, topic_id, self._core.secret)
+        return hi.tolist(), lo.tolist()
+
+    def get(self, partition: Partition, keys: Sequence[bytes]) -> list[Found | None]:
+        """The newest dispatched record of each key; None where there is none or it is a tombstone."""
+        his, los = self.fingerprints(partition.topic.topic_id, keys)
+        found: list[Found | None] = []
+        for key, hi, lo in zip(keys, his, los, strict=True):
+            row = self.newest(partition, key, hi, lo, below=partition.dispatched_end)
+            if row is None or row.value is None:
+                found.append(None)
+            else:
+                found.append(
+                    Found(partition.number, row.offset, row.timestamp, row.value, row.tag, row.headers)
+                )
+        return found
+
+    def newest(
+        self, partition: Partition, key: bytes, hi: int, lo: int, *, below: int | None = None
+    ) -> Newest | None:
+        """The newest record of ``key``, tombstones included; ``below`` bounds the offsets (None: all appended)."""
+        for offset in self._candidates(partition, hi, lo, below):
+            row = self._dirty_row(partition, offset)
+            if row is not None and row[0] == key:
+                return row[1]
+        clean = partition.log.newest(key, hi, lo)
+        if clean is None:
+            return None
+        return Newest(clean.offset, clean.timestamp, clean.value, clean.tag, clean.headers)
+
+    def _candidates(self, partition: Partition, hi: int, lo: int, below: int | None) -> Iterator[int]:
+        yield from self._partitions.active(partition).newest(hi, lo, below=below)
+        for index in reversed(partition.sealing):
+            yield from index.newest(hi, lo, below=below)
+        yield from partition.log.dirty_newest(hi, lo)
+
+    def _dirty_row(self, partition: Partition, offset: int) -> tuple[bytes, Newest] | None:
+        pending = partition.pending_batch(offset)
+        if pending is not None:
+            return row_of(self.batches.run(pending.position, pending.size)[0], offset)
+        entry = self._core.index.find(*partition.key, offset)
+        if (
+            entry is None
+            or not entry.base_offset <= offset < entry.end_offset
+            or entry.position < self._core.log.start
+        ):
+            return None  # expired: a compaction has covered it
+        for batch in self.batches.run(entry.position, entry.size):
+            if batch.header.base_offset <= offset <= batch.header.last_offset:
+                return row_of(batch, offset)
+        return None
+
+
+def row_of(batch: Batch, offset: int) -> tuple[bytes, Newest]:
+    """Key and record at ``offset`` of a dense batch."""
+    columns, row = batch.columns, offset - batch.header.base_offset
+    key_start = int(columns.key_lengths[:row].sum(dtype=np.int64))
+    key = columns.keys[key_start : key_start + int(columns.key_lengths[row])].tobytes()
+    value: bytes | None = None
+    length = int(columns.value_lengths[row])
+    if length >= 0:
+        start = int(np.maximum(columns.value_lengths[:row], 0).sum(dtype=np.int64))
+        value = columns.values[start : start + length].tobytes()
+    tag = batch.tag_list()[row] if len(columns.tags) else None
+    headers = batch.header_list()[row] if len(columns.headers) else {}
+    return key, Newest(offset, int(columns.timestamps[row]), value, tag, headers)

@@ -1,0 +1,199 @@
+"""The partitions in use: opened lazily, parked when one has trouble, dropped when idle."""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import numpy as np
+
+from firn.batch import Batch, iterate
+from firn.errors import Corrupt, FirnError, PartitionParked, UnknownPartition
+from firn_node.compaction import CompactedLog
+from firn_node.engine.api import TopicInfo
+from firn_node.engine.core import Core
+from firn_node.engine.partition import DirtyState, Partition, unpack_state
+from firn_node.engine.producers import ProducerRow, unpack_row
+from firn_node.kernels import ActiveIndex, fingerprint
+
+_log = logging.getLogger(__name__)
+
+OPEN_PARTITIONS_MAX = 20_000
+PARKED_RETRY_S = 5.0
+_LOAD_ENTRIES = 4096
+
+
+class Partitions:
+    """All open partitions, the least recently used first."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._open: OrderedDict[tuple[int, int], Partition] = OrderedDict()
+        # Partitions whose state row differs from the stored one; written with the next index flush.
+        self.touched: set[tuple[int, int]] = set()
+        # Every partition with something to schedule, open or not: scanned after start, kept up by the engine.
+        self.states: dict[tuple[int, int], DirtyState] = {}
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(list(self._open.values()))
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def opened(self, topic_id: int, number: int) -> Partition | None:
+        return self._open.get((topic_id, number))
+
+    def folder(self, topic_id: int, number: int | None = None) -> str:
+        top = f"{self._core.settings.data}/compacted/{topic_id}"
+        return top if number is None else f"{top}/{number}"
+
+    def get(self, topic: TopicInfo, number: int) -> Partition:
+        """The partition, opened at first use.
+
+        Errors: UnknownPartition; PartitionParked, with the reason, while its files cannot be used.
+        """
+        found = self._open.get((topic.topic_id, number))
+        if found is None:
+            if not 0 <= number < topic.spec.partitions:
+                raise UnknownPartition(
+                    f"topic {topic.name!r} has partitions 0 to {topic.spec.partitions - 1}, not {number}"
+                )
+            found = self._make(topic, number)
+            self._evict()
+        else:
+            self._open.move_to_end(found.key)
+        if found.parked is not None:
+            self._retry_parked(found)
+        return found
+
+    def open_for_dispatch(self, topic: TopicInfo, number: int) -> Partition:
+        """The partition, parked or not: what is in the log is indexed all the same."""
+        found = self._open.get((topic.topic_id, number))
+        if found is None:
+            found = self._make(topic, number)
+            self._evict()
+        return found
+
+    def _make(self, topic: TopicInfo, number: int) -> Partition:
+        core, key = self._core, (topic.topic_id, number)
+        state = self.states.get(key)
+        if state is None:
+            stored = core.index.state(*key)
+            state = unpack_state(stored) if stored else DirtyState()
+        reason = None
+        try:
+            log = CompactedLog.open(
+                core.disk, core.cache, self.folder(*key), topic_id=topic.topic_id, partition=number
+            )
+        except (FirnError, OSError) as error:
+            reason = f"its compacted log cannot be opened: {error}"
+            _log.error("%s/%d parked: %s", topic.name, number, reason)
+            log = CompactedLog.empty(
+                core.disk, core.cache, self.folder(*key), topic_id=topic.topic_id, partition=number
+            )
+        bounds = core.index.bounds(*key, core.log.start)
+        end = max(bounds[1] if bounds else 0, log.manifest.horizon, state.next_offset)
+        made = Partition(topic, number, log, state, next_offset=end, dispatched_end=end)
+        if reason is not None:
+            self.park(made, reason)
+        self._open[key] = made
+        return made
+
+    def park(self, partition: Partition, reason: str) -> None:
+        """Refuse this partition's work, with the reason, until a retry succeeds; the others go on."""
+        partition.parked = reason
+        partition.parked_until = self._core.machine_clock.monotonic() + PARKED_RETRY_S
+        self._core.metrics["partitions_parked"] += 1
+
+    def _retry_parked(self, partition: Partition) -> None:
+        now = self._core.machine_clock.monotonic()
+        if now >= partition.parked_until and not partition.pending:
+            self._open.pop(partition.key, None)
+            fresh = self._make(partition.topic, partition.number)
+            if fresh.parked is None:
+                return
+            partition = fresh
+        raise PartitionParked(f"{partition.topic.name}/{partition.number} is parked: {partition.parked}")
+
+    def producer(self, partition: Partition, producer_id: int) -> ProducerRow | None:
+        """What is known of a producer, appended batches included."""
+        if producer_id not in partition.producers:
+            stored = self._core.index.producer(*partition.key, producer_id)
+            partition.producers[producer_id] = unpack_row(stored) if stored else None
+        return partition.producers[producer_id]
+
+    def active(self, partition: Partition) -> ActiveIndex:
+        """The in-memory key index of the unsealed rows; rebuilt through the partition index at first use.
+
+        Errors: Corrupt, when the commit log's bytes are damaged.
+        """
+        if partition.active is None:
+            start = partition.sealing[-1].end if partition.sealing else partition.unsealed_start
+            index = ActiveIndex(start)
+            partition.active_bytes = 0
+            partition.active_since_ms = 0
+            for batch in self.raw_batches(partition, start, partition.dispatched_end):
+                self._index_batch(partition, index, batch)
+            for pending in partition.pending:
+                if pending.end > index.end:
+                    self._index_batch(
+                        partition, index, Batch(self._core.log.read(pending.position, pending.size))
+                    )
+            partition.active = index
+        return partition.active
+
+    def _index_batch(self, partition: Partition, index: ActiveIndex, batch: Batch) -> None:
+        columns = batch.columns
+        hi, lo = fingerprint(columns.keys, columns.key_lengths, batch.header.topic_id, self._core.secret)
+        tombstones = columns.tombstones
+        skip = max(0, index.end - batch.header.base_offset)
+        if skip < batch.header.records:
+            index.append(hi[skip:], lo[skip:], np.ascontiguousarray(tombstones[skip:]))
+            partition.active_bytes += batch.header.size
+            partition.active_since_ms = partition.active_since_ms or batch.header.append_timestamp
+
+    def raw_batches(self, partition: Partition, start: int, end: int) -> Iterator[Batch]:
+        """The batches that hold offsets [start, end), from the commit log, checked. Dispatched offsets only."""
+        core = self._core
+        while start < end:
+            entries = core.index.scan(*partition.key, start, end=end, limit=_LOAD_ENTRIES)
+            if not entries:
+                return
+            for entry in entries:
+                for batch in iterate(core.log.read(entry.position, entry.size)):
+                    if batch.header.last_offset < start:
+                        continue
+                    if batch.header.topic_id != partition.topic.topic_id:
+                        raise Corrupt(
+                            f"commit log position {entry.position}: expected topic id {partition.topic.topic_id}, "
+                            f"found {batch.header.topic_id}",
+                            position=entry.position,
+                        )
+                    batch.verify()
+                    yield batch
+            start = entries[-1].end_offset
+
+    def drop_topic(self, topic: TopicInfo) -> list[Partition]:
+        """Forget a deleted topic's partitions; their waiters wake up to an unknown topic."""
+        gone = [p for key, p in self._open.items() if key[0] == topic.topic_id]
+        for partition in gone:
+            partition.deleted = True
+            del self._open[partition.key]
+            partition.wake()
+        for key in [key for key in self.states if key[0] == topic.topic_id]:
+            del self.states[key]
+        self.touched = {key for key in self.touched if key[0] != topic.topic_id}
+        return gone
+
+    def touch(self, partition: Partition) -> None:
+        self.touched.add(partition.key)
+        self.states[partition.key] = partition.state
+
+    def active_bytes(self) -> int:
+        return sum(p.active.nbytes for p in self._open.values() if p.active is not None)
+
+    def _evict(self) -> None:
+        if len(self._open) <= OPEN_PARTITIONS_MAX:
+            return
+        for key, partition in list(self._open.items())[: OPEN_PARTITIONS_MAX // 10]:
+            if partition.is_idle and not partition.producers_touched and key not in self.touched:
+                del self._open[key]

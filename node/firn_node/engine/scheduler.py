@@ -1,0 +1,336 @@
+"""Runs compactions, one group of partitions at a time, in a thread of its own: forced ones first, then what is due.
+
+Partitions that are due together go together, so that the commit log is read once for all of them. A failure is
+its partition's alone: counted, shown in status with its reason, tried again with back-off.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from firn.batch import parse_header
+from firn.errors import FirnError, MalformedBatch
+from firn_node.compaction import Job, Throttle, compact
+from firn_node.engine.api import CompactionRun, PartitionCompaction, TopicInfo
+from firn_node.engine.core import Core
+from firn_node.engine.due import Due, when_due
+from firn_node.engine.flusher import Flusher
+from firn_node.engine.partition import Partition
+from firn_node.engine.partitions import Partitions
+from firn_node.engine.sealer import Sealer
+from firn_node.index import Entry
+
+_log = logging.getLogger(__name__)
+_SWEEP_PARTITIONS_MAX = 256
+_BACKOFF_MS = 2_000
+_BACKOFF_MAX_MS = 300_000
+_SPACING_MS = 5_000  # between two automatic compactions of one partition
+
+
+@dataclass(slots=True)
+class _Request:
+    run: CompactionRun
+    is_cancelled: bool = False
+
+
+@dataclass(slots=True)
+class _Work:
+    """One partition of a running compaction."""
+
+    partition: Partition
+    result: PartitionCompaction
+    with_active: bool
+    force: bool
+    upto: int = 0
+    dirty_before: int = 0
+    dirty_left: int = 0
+    end: int = 0
+
+
+@dataclass(slots=True)
+class Scheduler:
+    core: Core
+    partitions: Partitions
+    flusher: Flusher
+    sealer: Sealer
+    held_back: set[tuple[int, int]] = field(default_factory=set)  # partitions that hold back retention
+    requests: dict[int, _Request] = field(default_factory=dict)  # the newest asked-for run of each topic
+    _queue: deque[_Request] = field(default_factory=deque)
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "firn-compactor"))
+    _task: "asyncio.Task[None] | None" = None
+    _stopping: bool = False
+    _cursor: int = 0
+
+    def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Cancel what runs (the old state stays) and end."""
+        self._stopping = True
+        self._wake.set()
+        if self._task is not None:
+            await self._task
+        self._threads.shutdown(wait=True)
+
+    def request(self, topic: TopicInfo, *, force: bool) -> CompactionRun:
+        """Ask for a compaction of all partitions; the run that is under way already is returned as it is."""
+        known = self.requests.get(topic.topic_id)
+        if known is not None and not known.run.is_done:
+            return known.run
+        rows = [PartitionCompaction(number) for number in range(topic.spec.partitions)]
+        run = CompactionRun(self.core.randomness.bytes(4).hex(), topic.name, topic.topic_id, force, rows)
+        request = _Request(run)
+        self.requests[topic.topic_id] = request
+        self._queue.append(request)
+        self._wake.set()
+        return run
+
+    def cancel(self, topic_id: int) -> CompactionRun | None:
+        request = self.requests.get(topic_id)
+        if request is None:
+            return None
+        request.is_cancelled = True
+        return request.run
+
+    async def _run(self) -> None:
+        while not self._stopping:
+            try:
+                if self._queue:
+                    await self._run_request(self._queue.popleft())
+                elif not await self._run_due():
+                    await self._pause()
+            except Exception:
+                # The scheduler's task boundary: no partition's trouble ends it.
+                _log.exception("compaction scheduler")
+                self.core.metrics["scheduler_errors"] += 1
+                await asyncio.sleep(1.0)
+
+    async def _pause(self) -> None:
+        self._wake.clear()
+        try:
+            await asyncio.wait_for(self._wake.wait(), self.core.settings.compaction_check_ms / 1000)
+        except TimeoutError:
+            pass
+
+    async def _run_request(self, request: _Request) -> None:
+        run = request.run
+        topic = self.core.catalogue.by_id.get(run.topic_id)
+        for first in range(0, len(run.partitions), _SWEEP_PARTITIONS_MAX):
+            group = run.partitions[first : first + _SWEEP_PARTITIONS_MAX]
+            works = []
+            for row in group:
+                if topic is None or request.is_cancelled or self._stopping:
+                    row.state = "cancelled"
+                    continue
+                try:
+                    partition = self.partitions.get(topic, row.partition)
+                except FirnError as error:
+                    row.state, row.reason = "failed", error.message
+                    continue
+                works.append(_Work(partition, row, with_active=run.force, force=run.force))
+            await self._compact(works, lambda: request.is_cancelled)
+
+    async def _run_due(self) -> bool:
+        works = []
+        for due, topic, number in self._due()[:_SWEEP_PARTITIONS_MAX]:
+            try:
+                partition = self.partitions.get(topic, number)
+            except FirnError:
+                continue  # parked: its own retry tells
+            _log.info("compacting %s/%d: %s", topic.name, number, due.reason)
+            works.append(_Work(partition, PartitionCompaction(number), due.with_active, force=False))
+        await self._compact(works, lambda: False)
+        return bool(works)
+
+    def _due(self) -> list[tuple[Due, TopicInfo, int]]:
+        """Due partitions, the most urgent first; looks at a bounded number a call, in turn."""
+        core, now = self.core, self.core.clock.now_ms()
+        keys = list(self.partitions.states)
+        if self._cursor >= len(keys):
+            self._cursor = 0
+        chosen = keys[self._cursor : self._cursor + 20_000]
+        self._cursor += len(chosen)
+        found = []
+        for key in chosen:
+            topic = core.catalogue.by_id.get(key[0])
+            if topic is None:
+                continue
+            opened = self.partitions.opened(*key)
+            due = when_due(
+                self.partitions.states[key],
+                topic.spec.compaction,
+                now_ms=now,
+                reclaim_age_ms=core.settings.reclaim_age_ms,
+                holds_retention=key in self.held_back,
+                active_since_ms=opened.active_since_ms if opened is not None else 0,
+            )
+            if due is not None and (opened is None or not opened.compacting):
+                found.append((due, topic, key[1]))
+        return sorted(found, key=lambda item: -item[0].urgency)
+
+    async def _compact(self, works: list[_Work], is_cancelled: Callable[[], bool]) -> None:
+        if not works:
+            return
+        for work in works:
+            partition = work.partition
+            if partition.pending:
+                last = partition.pending[-1]
+                await self.flusher.wait(last.position + last.size)
+            await self.sealer.settled(partition)
+            partition.compacting = True
+            partition.state.last_started_ms = self.core.clock.now_ms()
+            work.result.state = "running"
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._threads, self._work, works, is_cancelled)
+        finally:
+            for work in works:
+                work.partition.compacting = False
+                self._finish(work)
+
+    def _work(self, works: list[_Work], is_cancelled: Callable[[], bool]) -> None:
+        """In the compactor thread."""
+        jobs = []
+        for work in works:
+            try:
+                jobs.append(self._job(work))
+            except (FirnError, OSError) as error:
+                work.result.state, work.result.reason = "failed", str(error)
+        settings = self.core.settings
+        compact(
+            jobs,
+            commit_log=self.core.log,
+            clock=self.core.clock,
+            min_dead_ratio=settings.min_dead_ratio,
+            reclaim_age_ms=settings.reclaim_age_ms,
+            throttle=Throttle(settings.io_bytes_per_second),
+            is_cancelled=lambda: self._stopping or is_cancelled(),
+        )
+
+    def _job(self, work: _Work) -> Job:
+        partition, spec = work.partition, work.partition.topic.spec.compaction
+        end = (
+            partition.dispatched_end
+            if work.with_active
+            else min(partition.unsealed_start, partition.dispatched_end)
+        )
+        upto = self._old_enough(partition, end, spec.min_lag_ms)
+        work.end, work.dirty_before = partition.dispatched_end, partition.state.dirty_bytes
+        work.upto = max(upto, partition.horizon)
+        work.result.records_kept_by_min_lag = end - work.upto if spec.min_lag_ms else 0
+        start = partition.unsealed_start
+        active = None
+        if work.upto > start:
+            hi, word = self.partitions.active(partition).sorted(start, work.upto)
+            active = (hi, word, start)
+        work.dirty_left = sum(e.size for e in self._entries(partition, work.upto, work.end))
+        return Job(
+            log=partition.log,
+            upto=work.upto,
+            active=active,
+            entries=lambda first, last: self._entries(partition, first, last),
+            delete_retention_ms=spec.delete_retention_ms,
+            segment_bytes=spec.segment_bytes,
+            memory_bytes=spec.memory_bytes,
+            force=work.force,
+            result=work.result,
+        )
+
+    def _entries(self, partition: Partition, start: int, end: int) -> Iterator[Entry]:
+        while start < end:
+            entries = self.core.index.scan(*partition.key, start, end=end, limit=1024)
+            if not entries:
+                return
+            yield from entries
+            start = entries[-1].end_offset
+
+    def _old_enough(self, partition: Partition, end: int, min_lag_ms: int) -> int:
+        """The end of the offsets whose batches were appended at least ``min_lag_ms`` ago: append times ascend."""
+        if min_lag_ms == 0:
+            return end
+        limit = self.core.clock.now_ms() - min_lag_ms
+        low, high = partition.horizon, end
+        while low < high:
+            entry = self.core.index.find(*partition.key, (low + high) // 2)
+            if entry is None or entry.base_offset >= high:
+                high = (low + high) // 2
+                continue
+            young = self._first_young(entry, limit)
+            if young is None:
+                low = max(entry.end_offset, low + 1)
+            else:
+                high = min(high, young)
+                if young > entry.base_offset:
+                    low = young
+        return max(min(low, end), partition.horizon)
+
+    def _first_young(self, entry: Entry, limit: int) -> int | None:
+        at = 0
+        data = self.core.log.read(entry.position, entry.size)
+        while at < len(data):
+            header = parse_header(data, at)
+            if header.append_timestamp > limit:
+                return header.base_offset
+            at += header.size
+        return None
+
+    def _finish(self, work: _Work) -> None:
+        """Back on the event loop: what the swap changed in memory and in the state row."""
+        partition, result, state, now = (
+            work.partition,
+            work.result,
+            work.partition.state,
+            self.core.clock.now_ms(),
+        )
+        if partition.deleted:
+            return
+        manifest, stats = (
+            partition.log.manifest,
+            partition.log.stats(partition.topic.spec.compaction.delete_retention_ms),
+        )
+        if partition.active is not None:
+            partition.active.drop_before(manifest.horizon)
+        state.last_result, state.last_reason, state.last_seconds = (
+            result.state,
+            result.reason or "",
+            result.seconds,
+        )
+        state.clean_bytes, state.clean_rows = stats.bytes, stats.live
+        state.next_tombstone_ms, state.oldest_masked_ms = stats.next_tombstone_ms, stats.oldest_masked_ms
+        state.sealed_bytes = sum(d.bytes for d in manifest.dirty)
+        self.core.metrics[f"compactions_{result.state}"] += 1
+        self.core.metrics["compaction_bytes_written"] += result.bytes_written
+        self.core.metrics["compaction_bytes_read"] += result.bytes_read
+        if result.state == "failed":
+            state.failures += 1
+            state.retry_ms = now + min(_BACKOFF_MS << min(state.failures, 10), _BACKOFF_MAX_MS)
+            _log.error(
+                "compaction of %s/%d failed: %s", partition.topic.name, partition.number, result.reason
+            )
+        else:
+            state.failures, state.retry_ms = 0, now + _SPACING_MS
+        if manifest.horizon > state.horizon:
+            state.horizon = manifest.horizon
+            state.dirty_bytes = max(0, state.dirty_bytes - work.dirty_before + work.dirty_left)
+            self._find_oldest(partition)
+            self.held_back.discard(partition.key)
+        partition.active_bytes = max(0, state.dirty_bytes - state.sealed_bytes)
+        self.partitions.touch(partition)
+
+    def _find_oldest(self, partition: Partition) -> None:
+        state = partition.state
+        entry = self.core.index.find(*partition.key, partition.horizon)
+        state.oldest_position, state.oldest_ms, partition.active_since_ms = -1, -1, 0
+        if entry is None:
+            state.dirty_bytes = 0
+            return
+        try:
+            state.oldest_ms = parse_header(self.core.log.read(entry.position, 104)).append_timestamp
+        except (MalformedBatch, OSError):
+            state.oldest_ms = self.core.clock.now_ms()
+        state.oldest_position = entry.position
+        partition.active_since_ms = state.oldest_ms
