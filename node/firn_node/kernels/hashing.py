@@ -1,8 +1,8 @@
 """Fingerprints of keys: SipHash-2-4 with 128-bit output, keyed, over ``topic_id (u64 LE) | key``.
 
 ``hi`` is the first 8 result bytes as little-endian u64, ``lo`` the low 32 bits of the second 8. The secret
-never leaves the data folder, so no client can construct two keys that collide. Source: Aumasson and Bernstein,
-"SipHash: a fast short-input PRF", and the reference C code's 128-bit variant.
+never leaves the data folder, so no client can construct two keys that collide. Source: Aumasson and
+Bernstein, "SipHash: a fast short-input PRF", and the reference C code's 128-bit variant.
 """
 
 from typing import Any
@@ -38,8 +38,8 @@ def fingerprint(
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
     """(hi, lo) of each key.
 
-    *Shape*: ``keys`` are the plain key bytes one after another, ``lengths`` one per key, and so are the results.
-    *Errors*: MalformedBatch when a length is negative or reaches past the bytes.
+    *Shape*: ``keys`` are the plain key bytes one after another, ``lengths`` one per key, and so are the
+    results. *Errors*: MalformedBatch when a length is negative or reaches past the bytes.
     """
     n = len(lengths)
     hi, lo = np.empty(n, np.uint64), np.empty(n, np.uint32)

@@ -6,13 +6,12 @@ through typed views. None of these checks bounds: the kernel that calls has to.
 
 from typing import Any
 
-import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-READ_U8 = types.Array(types.uint8, 1, "C", readonly=True)
+from firn_node.kernels.jit import helper
 
 
 def _loader(bits: int, result: Any) -> Any:
@@ -27,7 +26,8 @@ def _loader(bits: int, result: Any) -> Any:
 
         return result(data, types.intp), codegen
 
-    return intrinsic(load)
+    made: Any = intrinsic
+    return made(load)
 
 
 load_u16 = _loader(16, types.uint16)
@@ -36,13 +36,34 @@ load_i32 = _loader(32, types.int32)
 load_u64 = _loader(64, types.uint64)
 load_i64 = _loader(64, types.int64)
 
+
+def _storer(bits: int, kind: Any) -> Any:
+    """An intrinsic that stores ``bits`` bits, little-endian, at a byte index of a writable ``uint8``
+    array."""
+
+    def store(typingctx: Any, data: Any, at: Any, value: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            array = context.make_array(signature.args[0])(context, builder, args[0])
+            pointer = builder.gep(array.data, [args[1]])
+            builder.store(args[2], builder.bitcast(pointer, ir.IntType(bits).as_pointer()), align=1)
+            return context.get_dummy_value()
+
+        return types.void(data, types.intp, kind), codegen
+
+    made: Any = intrinsic
+    return made(store)
+
+
+store_u32 = _storer(32, types.uint32)
+store_i64 = _storer(64, types.int64)
+
 _SIP0 = np.uint64(0x736F6D6570736575)
 _SIP1 = np.uint64(0x646F72616E646F6D ^ 0xEE)
 _SIP2 = np.uint64(0x6C7967656E657261)
 _SIP3 = np.uint64(0x7465646279746573)
 
 
-@numba.njit
+@helper
 def _sip_round(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
     v0 += v1
     v1 = (v1 << np.uint64(13)) | (v1 >> np.uint64(51))
@@ -61,7 +82,7 @@ def _sip_round(v0: Any, v1: Any, v2: Any, v3: Any) -> Any:
     return v0, v1, v2, v3
 
 
-@numba.njit
+@helper
 def siphash_of_key(data: Any, at: Any, length: Any, topic_id: Any, k0: Any, k1: Any) -> Any:
     """SipHash-2-4-128 of ``topic_id | data[at:at + length]``: (first u64, second u64)."""
     v0, v1, v2, v3 = k0 ^ _SIP0, k1 ^ _SIP1, k0 ^ _SIP2, k1 ^ _SIP3

@@ -1,29 +1,28 @@
 """Sorting of key indexes: two u64 columns ``(hi, word)``, by ``hi``, then by ``word``.
 
-The top bits of ``hi``, as many as leave about 8 rows a bucket, are sorted by stable radix passes of at most 11
-bits (2,048 open write streams still fit the caches); what shares these bits is then sorted by insertion.
-Fingerprints are uniform, so big buckets mean a hot key: above 64 rows they are checked for order first (rows of
-one key arrive in order) and otherwise merge sorted, which keeps the worst case at n log n.
+The top bits of ``hi``, as many as leave about 8 rows a bucket, are sorted by stable radix passes of at most
+11 bits (2,048 open write streams still fit the caches); what shares these bits is then sorted by insertion.
+Fingerprints are uniform, so big buckets mean a hot key: above 64 rows they are checked for order first (rows
+of one key arrive in order) and otherwise merge sorted, which keeps the worst case at n log n.
 """
 
 from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from firn_node.kernels.jit import kernel
+from firn_node.kernels.jit import helper, kernel
 
 _INSERTION_ROWS_MAX = 64
 _PASS_BITS_MAX = 11
 
 
-@numba.njit
+@helper
 def _is_after(hi_a: Any, word_a: Any, hi_b: Any, word_b: Any) -> Any:
     return hi_a > hi_b or (hi_a == hi_b and word_a > word_b)
 
 
-@numba.njit
+@helper
 def _insertion_sort(hi: Any, word: Any, start: Any, end: Any) -> Any:
     for i in range(start + 1, end):
         h, w = hi[i], word[i]
@@ -34,7 +33,7 @@ def _insertion_sort(hi: Any, word: Any, start: Any, end: Any) -> Any:
         hi[j], word[j] = h, w
 
 
-@numba.njit
+@helper
 def _merge_runs(hi: Any, word: Any, to_hi: Any, to_word: Any, start: Any, middle: Any, end: Any) -> Any:
     """Merge the sorted ``[start, middle)`` and ``[middle, end)`` into the same range of ``to``."""
     a, b = start, middle
@@ -47,7 +46,7 @@ def _merge_runs(hi: Any, word: Any, to_hi: Any, to_word: Any, start: Any, middle
             b += 1
 
 
-@numba.njit
+@helper
 def _merge_sort(hi: Any, word: Any, spare_hi: Any, spare_word: Any, start: Any, end: Any) -> Any:
     """Sort ``[start, end)`` bottom-up from insertion-sorted runs; the same range of ``spare`` is scratch."""
     width = _INSERTION_ROWS_MAX
@@ -70,7 +69,7 @@ def _merge_sort(hi: Any, word: Any, spare_hi: Any, spare_word: Any, start: Any, 
         word[start:end] = spare_word[start:end]
 
 
-@numba.njit
+@helper
 def _sort_bucket(hi: Any, word: Any, spare_hi: Any, spare_word: Any, start: Any, end: Any) -> Any:
     if end - start <= _INSERTION_ROWS_MAX:
         _insertion_sort(hi, word, start, end)
@@ -81,7 +80,7 @@ def _sort_bucket(hi: Any, word: Any, spare_hi: Any, spare_word: Any, start: Any,
             return
 
 
-@numba.njit
+@helper
 def _radix_pass(hi: Any, word: Any, to_hi: Any, to_word: Any, shift: Any, bits: Any) -> Any:
     """Stable distribution by ``bits`` bits of ``hi`` above ``shift``."""
     mask = (np.uint64(1) << np.uint64(bits)) - np.uint64(1)

@@ -1,0 +1,38 @@
+"""``python -m firn_node.kernels.warm``: compile every kernel into the cache, and say what it took.
+
+Run at install and at image build. When all of them are in the cache already it ends within a second.
+"""
+
+import logging
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+_NO_KERNELS = ("__init__", "warm", "jit", "inline", "checksum", "text")
+
+
+def modules() -> list[str]:
+    """The modules of this package that hold kernels."""
+    return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in _NO_KERNELS)
+
+
+def main() -> int:
+    began = time.perf_counter()
+    names = modules()
+    from firn_node.kernels import jit
+
+    jit.log.setLevel(logging.ERROR)
+    print(f"numba loaded in {time.perf_counter() - began:.2f} s", flush=True)
+    for i, name in enumerate(names, 1):
+        import_module(f"firn_node.kernels.{name}")
+        while len(jit.loaded) > 0:
+            kernel = jit.loaded.pop(0)
+            how = "compiled" if kernel.is_compiled else "from the cache"
+            print(f"[{i}/{len(names)}] {name}.{kernel.name}: {how}, {kernel.seconds:.3f} s", flush=True)
+    print(f"all kernels are ready, {time.perf_counter() - began:.2f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
