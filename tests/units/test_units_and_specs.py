@@ -31,7 +31,7 @@ def test_a_duration_is_one_number_and_one_unit(text: str, ms: int) -> None:
     "text", ["", "5", "5 m", "-5s", "1.5h", "5M", "5s5s", "٥s", None, 5, "99999999999999d"]
 )
 def test_anything_else_is_no_duration_and_the_message_names_the_field(text: object) -> None:
-    with pytest.raises(Invalid, match="maxLag: .*24h"):
+    with pytest.raises(Invalid, match=r"maxLag: .*24h"):
         duration_ms(text, field="maxLag")
 
 
@@ -45,7 +45,7 @@ def test_a_size_is_one_number_and_a_binary_unit(text: object, count: int) -> Non
 
 @pytest.mark.parametrize("text", ["", "1K", "1MB", "-1Ki", "1.5Gi", True, None, -1, "9999999999Ti"])
 def test_anything_else_is_no_size_and_the_message_names_the_field(text: object) -> None:
-    with pytest.raises(Invalid, match="memory: .*64Ki"):
+    with pytest.raises(Invalid, match=r"memory: .*64Ki"):
         size_bytes(text, field="memory")
 
 

@@ -1,0 +1,173 @@
+"""What every command shares: where the broker is, how a failure ends, how an asynchronous command runs.
+
+Exit codes: 0 done; 1 failed, with one sentence on stderr (what, why, what to do); 2 wrong usage.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+from firn.errors import FirnError, Invalid
+from firn.units import duration_ms
+
+if TYPE_CHECKING:
+    from firn.client import Client
+
+DEFAULT_BROKER = "127.0.0.1:7700"
+DEFAULT_TIMEOUT = "30s"
+
+T = TypeVar("T")
+
+
+class Failure(Exception):
+    """A command failed; the text is the sentence for stderr. Exit code 1."""
+
+
+def checked(parse: Callable[[str], T]) -> Callable[[str | None], T | None]:
+    """``parse`` as an option's parser: its ``Invalid`` becomes wrong usage (exit code 2)."""
+
+    def parsed(text: str | None) -> T | None:
+        if text is None or not isinstance(text, str):
+            return text
+        try:
+            return parse(text)
+        except Invalid as error:
+            raise typer.BadParameter(error.message) from error
+
+    parsed.__name__ = getattr(parse, "__name__", "value")
+    return parsed
+
+
+def _one_address(text: str) -> None:
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise Invalid(f"{text.strip()!r} is not an address; write HOST:PORT[,HOST:PORT...]")
+
+
+def _addresses(text: str) -> str:
+    for address in text.split(","):
+        _one_address(address)
+    return text
+
+
+def _check_broker(text: str | None) -> str | None:
+    return checked(_addresses)(text)
+
+
+def _check_timeout(text: str | None) -> str | None:
+    if text is not None:
+        checked(duration_ms)(text)
+    return text
+
+
+def _json_or_table(text: str | None) -> str | None:
+    if text not in (None, "json", "table"):
+        raise typer.BadParameter(f"{text!r} is unknown; expected json or table")
+    return text
+
+
+BrokerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--broker",
+        callback=_check_broker,
+        metavar="HOST:PORT[,...]",
+        help=f"Where the brokers are; else $FIRN_BROKER, else {DEFAULT_BROKER}.",
+        show_default=False,
+    ),
+]
+TimeoutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--timeout",
+        callback=_check_timeout,
+        metavar="DURATION",
+        help=f"Bounds each request; {DEFAULT_TIMEOUT} when not given.",
+        show_default=False,
+    ),
+]
+OutputOption = Annotated[
+    str | None,
+    typer.Option(
+        "-o",
+        "--output",
+        callback=_json_or_table,
+        metavar="json",
+        help="Only JSON on stdout.",
+        show_default=False,
+    ),
+]
+
+
+def connect(broker: str | None, timeout: str | None) -> "Client":
+    """A client for the given options, or those given before the command's name, or the defaults.
+
+    Errors: typer.BadParameter when ``$FIRN_BROKER`` is no address.
+    """
+    from firn.client import Client  # brings aiohttp, which `firn --help` need not wait for
+
+    given = _common_options()
+    address = broker or given.get("broker") or os.environ.get("FIRN_BROKER") or DEFAULT_BROKER
+    try:
+        _addresses(address)
+    except Invalid as error:
+        raise typer.BadParameter(f"$FIRN_BROKER: {error.message}") from error
+    return Client(address, timeout=duration_ms(timeout or given.get("timeout") or DEFAULT_TIMEOUT) / 1000)
+
+
+_common: dict[str, str | None] = {}
+
+
+def _common_options() -> dict[str, str | None]:
+    return _common
+
+
+def set_common(*, broker: str | None, timeout: str | None) -> None:
+    """Remember what was given before the command's name."""
+    _common.update(broker=broker, timeout=timeout)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine. SIGTERM and SIGINT cancel it, so that it can finish what it has begun.
+
+    Errors: KeyboardInterrupt when it was stopped by a signal and did not end by itself.
+    """
+
+    async def supervised() -> T:
+        task = asyncio.ensure_future(work)
+        with contextlib.suppress(NotImplementedError):
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await task
+
+    try:
+        return asyncio.run(supervised())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+def fail(sentence: str) -> NoReturn:
+    """End with exit code 1 and one sentence on stderr."""
+    raise Failure(sentence)
+
+
+def sentence_of(error: BaseException) -> str:
+    """The one sentence for an error: one line, whatever its text."""
+    if isinstance(error, FirnError):
+        text = error.message
+    elif isinstance(error, OSError):
+        text = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+    else:
+        text = str(error)
+    return " ".join(text.split()) or type(error).__name__
+
+
+def quiet_stdout() -> None:
+    """Let nothing more fail at a closed stdout: the interpreter flushes it once more at exit."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

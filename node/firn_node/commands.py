@@ -1,0 +1,159 @@
+"""The commands that need the broker's packages, registered on the ``firn`` application.
+
+Nothing heavy is imported here: every ``firn`` command loads this module. A flag per setting follows from
+``firn_node.config.SETTINGS``.
+"""
+
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from firn.cli.running import OutputOption, checked, fail
+from firn.errors import Invalid
+from firn.units import duration_ms
+
+SINGLE = "this build runs a single broker"
+
+
+def commands(app: typer.Typer) -> None:
+    """Add ``up``, ``verify``, ``dump``, ``index`` and ``bench``. The entry point ``firn.commands``."""
+    app.command("up", help="Run a broker in the foreground until SIGINT or SIGTERM.")(_with_setting_flags(up))
+    app.command("verify", help="Audit a stopped broker's data folder; damaged files are named.")(verify)
+    app.command("dump", help="Print any file of a data folder.")(dump)
+    index = typer.Typer(help="The partition index.", no_args_is_help=True, rich_markup_mode=None)
+    index.command("migrate", help="Rebuild the index of a stopped broker as another kind.")(index_migrate)
+    index.callback()(_index)
+    app.add_typer(index, name="index")
+    app.command(
+        "bench",
+        help="Measure produce, consume, get or compact against a broker.",
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(bench)
+
+
+def _index() -> None:
+    """Keeps ``migrate`` a subcommand although it is the only one."""
+
+
+def _with_setting_flags(command: Callable[..., None]) -> Callable[..., None]:
+    """``command`` with one more option per setting, handed over as ``flags``: name -> text."""
+    from firn_node.config import SETTINGS, default_text
+
+    own = [p for p in inspect.signature(command).parameters.values() if p.name != "flags"]
+    options = []
+    for setting in SETTINGS:
+        default = default_text(setting)
+        info = typer.Option(
+            setting.flag,
+            help=f"{setting.help}{f' Default: {default}.' if default else ''}",
+            show_default=False,
+            metavar=setting.name.upper() if setting.name in ("data", "listen", "node", "index") else "VALUE",
+        )
+        options.append(
+            inspect.Parameter(
+                setting.parameter,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[str | None, info],
+            )
+        )
+
+    def wrapped(**given: Any) -> None:
+        flags = {setting.name: given.pop(setting.parameter) for setting in SETTINGS}
+        command(**given, flags=flags)
+
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + options
+    wrapped.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {p.name: p.annotation for p in parameters}
+    return wrapped
+
+
+def up(
+    topic_files: Annotated[
+        list[str] | None, typer.Option("-f", "--file", metavar="FILE|DIR", help="Topics to create or update.")
+    ] = None,
+    config: Annotated[str | None, typer.Option("--config", metavar="FILE", help="Settings as YAML.")] = None,
+    replicas: Annotated[int, typer.Option("--replicas", metavar="N")] = 1,
+    groups: Annotated[int, typer.Option("--groups", metavar="N")] = 1,
+    restart_after: Annotated[
+        int | None,
+        typer.Option("--restart-after", parser=checked(duration_ms), metavar="DURATION", show_default=False),
+    ] = None,
+    insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without TLS.")] = False,
+    print_ready: Annotated[
+        bool, typer.Option("--print-ready", help="Only READY HOST:PORT on stdout.")
+    ] = False,
+    flags: dict[str, Any] | None = None,
+) -> None:
+    """Run one broker. Flags win over the file, the file over variables."""
+    from firn_node.config import check_listen, configure, parse_config, unknown_variables
+
+    flags = flags or {}
+    if replicas < 1 or groups < 1:
+        raise typer.BadParameter("--replicas and --groups: expected a whole number of 1 or more")
+    if replicas > 1 or groups > 1:
+        fail(f"--replicas {replicas} --groups {groups}: {SINGLE}; leave both out")
+    try:
+        configure({"data": "-", **{k: v for k, v in flags.items() if v is not None}}, environment={})
+    except Invalid as error:
+        raise typer.BadParameter(error.message) from error
+    file_name = config or os.environ.get("FIRN_CONFIG") or ""
+    file = parse_config(Path(file_name).read_text(encoding="utf-8"), source=file_name) if file_name else None
+    if not flags.get("data") and not (file or {}).get("data") and not os.environ.get("FIRN_DATA"):
+        raise typer.BadParameter("no data folder: give --data DIR, `data` in the --config file or $FIRN_DATA")
+    settings = configure(flags, file=file, file_name=file_name, environment=os.environ).settings
+    check_listen(settings.host, insecure=insecure)
+
+    from firn_node.config_topics import read_topic_files
+    from firn_node.main import Announcer, start
+
+    topics = read_topic_files(topic_files or [])
+    announcer = Announcer(ready_only=print_ready)
+    for name in unknown_variables(os.environ):
+        announcer.warn(f"${name} is no setting of firn and is ignored; `firn up --help` lists the settings")
+    start(settings, topics, announcer)
+
+
+def verify(
+    data: Annotated[str, typer.Option("--data", metavar="DIR", help="The data folder of a stopped broker.")],
+    output: OutputOption = None,
+) -> None:
+    from firn_node.verify import verify_command
+
+    verify_command(data, as_json=output == "json")
+
+
+def dump(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...")],
+    records: Annotated[bool, typer.Option("--records", help="Also every record of every batch.")] = False,
+    output: OutputOption = None,
+) -> None:
+    from firn_node.dump import dump_command
+
+    dump_command(files, as_json=output == "json", with_records=records)
+
+
+def index_migrate(
+    data: Annotated[str, typer.Option("--data", metavar="DIR")],
+    to: Annotated[str, typer.Option("--to", metavar="rocksdb|files|mirrored")],
+) -> None:
+    from firn_node.config import INDEX_KINDS
+    from firn_node.offline import migrate_index
+
+    if to not in INDEX_KINDS:
+        raise typer.BadParameter(f"--to: {to!r} is unknown; expected one of {', '.join(INDEX_KINDS)}")
+    print(migrate_index(data, to))
+
+
+def bench(
+    ctx: typer.Context, what: Annotated[str, typer.Argument(metavar="produce|consume|get|compact")]
+) -> None:
+    if what not in ("produce", "consume", "get", "compact"):
+        raise typer.BadParameter(f"{what!r} is unknown; expected produce, consume, get or compact")
+    fail(
+        f"firn bench {what} is not in this build; `make bench` runs the measurements of the benchmarks folder"
+    )

@@ -1,0 +1,126 @@
+"""One broker process from start to stop: engine, port, topics of ``-f``, signals.
+
+Order at start: lock and engine (recovery), topics, port, then ``READY``. Order at stop (SIGINT, SIGTERM): the
+port refuses new requests and ends running ones, then the engine flushes and closes. A second signal ends the
+process at once: what was acknowledged is durable without any stop.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from firn.errors import Invalid, Unavailable
+from firn.topicspec import TopicDocument
+from firn_node.config_topics import apply_topics
+from firn_node.settings import BrokerSettings
+
+if TYPE_CHECKING:
+    pass
+
+READY_POLL_S = 0.01
+# One busy Python thread delays the event loop by a switch interval at a time; 5 ms by default.
+SWITCH_INTERVAL_S = 0.0005
+
+log = logging.getLogger("firn.main")
+
+
+class Announcer:
+    """What a person must know, one line each; with ``ready_only`` stdout holds the READY line alone."""
+
+    def __init__(self, *, ready_only: bool) -> None:
+        self._ready_only = ready_only
+
+    def say(self, line: str) -> None:
+        print(line, file=sys.stderr if self._ready_only else sys.stdout, flush=True)
+
+    def warn(self, line: str) -> None:
+        print(f"firn: {line}", file=sys.stderr, flush=True)
+
+    def ready(self, address: str) -> None:
+        print(f"READY {address}", flush=True)
+
+
+async def run_broker(settings: BrokerSettings, topics: Sequence[TopicDocument], announcer: Announcer) -> None:
+    """Serve until SIGINT or SIGTERM.
+
+    Errors: Unavailable when the data folder is in use or the port is taken; Corrupt when the log is damaged;
+    Invalid for a topic that cannot become what its file says.
+    """
+    from firn_node.engine.broker import Broker
+
+    stopping = asyncio.Event()
+    _stop_on_signals(stopping)
+    broker = Broker(settings)
+    await broker.start()
+    try:
+        for line in await apply_topics(broker, topics):
+            announcer.say(line)
+        await _serve(broker, settings, announcer, stopping)
+    finally:
+        await broker.stop()
+    announcer.say("stopped")
+
+
+async def _serve(
+    broker: "Broker", settings: BrokerSettings, announcer: Announcer, stopping: asyncio.Event
+) -> None:
+    from firn_node.server import serve
+
+    try:
+        server = await serve(broker, host=settings.host, port=settings.port)
+    except OSError as error:
+        raise _port_error(settings, error) from error
+    broker.address = server.address
+    try:
+        while not broker.is_ready() and not stopping.is_set():
+            await asyncio.sleep(READY_POLL_S)
+        if not stopping.is_set():
+            announcer.ready(server.address)
+        await stopping.wait()
+    finally:
+        await server.stop()
+
+
+def _port_error(settings: BrokerSettings, error: OSError) -> Exception:
+    address = f"{settings.host}:{settings.port}"
+    if error.errno == errno.EADDRINUSE:
+        return Unavailable(
+            f"cannot listen on {address}: another process does; stop it, or give another --listen"
+        )
+    if error.errno in (errno.EADDRNOTAVAIL, errno.EACCES) or error.errno is None or error.errno < 0:
+        return Invalid(f"cannot listen on {address}: {error.strerror or error}; give another --listen")
+    return error
+
+
+def _stop_on_signals(stopping: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+
+    def stop(number: int) -> None:
+        if stopping.is_set():
+            os._exit(128 + number)
+        stopping.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop, number)
+
+
+def start(settings: BrokerSettings, topics: Sequence[TopicDocument], announcer: Announcer) -> None:
+    """Run one broker in this process until it is told to stop."""
+    with contextlib.suppress(ImportError):  # imported first: it fixes the CPU that Numba compiles for
+        from firn_node.kernels import jit  # noqa: F401
+    from firn_node.server import install_uvloop
+
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=os.environ.get("FIRN_LOG", "WARNING").upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    install_uvloop()
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    asyncio.run(run_broker(settings, topics, announcer))
