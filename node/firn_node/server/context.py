@@ -1,0 +1,143 @@
+"""What every handler is given: the broker, the budgets, the counters; and the broker as the server sees it."""
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from firn.batch import Buffer
+from firn.errors import Timeout, Unavailable
+from firn.record import Record
+from firn.topicspec import TopicSpec
+from firn_node.clock import Clock
+from firn_node.engine.api import (
+    CompactionRun,
+    Found,
+    Outcome,
+    ReadRequest,
+    ReadResult,
+    SnapshotInfo,
+    TopicInfo,
+)
+from firn_node.server.budget import Budget
+from firn_node.settings import BrokerSettings
+
+T = TypeVar("T")
+Positions = dict[int, tuple[int, int | None]]  # partition -> (offset, since)
+
+
+class ServedBroker(Protocol):
+    """The calls of ``firn_node.engine.broker.Broker`` that the server makes."""
+
+    settings: BrokerSettings
+    metrics: Counter[str]
+
+    async def produce(
+        self, data: Buffer, *, conditions: Sequence[int | None] | None = None
+    ) -> list[Outcome]: ...
+    async def read(self, request: ReadRequest) -> ReadResult: ...
+    async def get(
+        self, topic: str, keys: Sequence[bytes], *, partition: int | None = None
+    ) -> list[Found | None]: ...
+    async def create_topic(self, name: str, spec: TopicSpec) -> TopicInfo: ...
+    async def update_topic(self, name: str, spec: TopicSpec) -> TopicInfo: ...
+    async def delete_topic(self, name: str) -> None: ...
+    def topic(self, name: str) -> TopicInfo: ...
+    def topics(self, *, after: str = "", limit: int = 1000) -> list[TopicInfo]: ...
+    async def describe(self, name: str, *, after: int = -1, limit: int = 1000) -> dict[str, Any]: ...
+    async def offset_of_time(self, topic: str, partition: int, timestamp_ms: int) -> int: ...
+    async def query(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> list[Record]: ...
+    async def find_id(self, topic: str, id: str) -> Record | None: ...
+    async def compact(self, topic: str, *, force: bool) -> CompactionRun: ...
+    def compaction(self, topic: str) -> CompactionRun | None: ...
+    def cancel_compaction(self, topic: str) -> CompactionRun: ...
+    async def snapshot(self, topic: str) -> SnapshotInfo: ...
+    def renew(self, id: str) -> SnapshotInfo: ...
+    def close_snapshot(self, id: str) -> None: ...
+    async def commit_offsets(self, group: str, topic: str, offsets: Positions) -> None: ...
+    async def fetch_offsets(self, group: str, topic: str) -> Positions: ...
+    def status(self, *, limit: int = 1000) -> dict[str, Any]: ...
+    def is_ready(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSettings:
+    """Bounds of the server alone; those that operators may change are in ``BrokerSettings``."""
+
+    budget_wait_seconds: float = 10.0  # a produce waits so long for room, then is refused
+    stall_seconds: float = 60.0  # a peer that takes no byte for so long is cut off
+    first_request_seconds: float = 60.0  # a connection that says nothing for so long is closed
+    heartbeat_seconds: float = 30.0  # WebSocket pings; half of it without an answer ends the connection
+    stop_seconds: float = 5.0  # running requests get so long at stop
+    unanswered_max: int = 1024  # exchanges of one stream; beyond it, its frames wait in its own socket
+
+
+@dataclass(slots=True)
+class Counts:
+    """Plain numbers for /metrics; all counted on the event loop."""
+
+    requests: Counter[tuple[str, str, int]] = field(default_factory=Counter)  # method, route, status
+    request_seconds: defaultdict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))
+    stream_messages: Counter[str] = field(default_factory=Counter)  # op
+    stream_errors: Counter[str] = field(default_factory=Counter)  # code
+    failures: int = 0  # unforeseen exceptions: each is a bug and in the log
+    connections: int = 0
+    connections_refused: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    sendfile_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Context:
+    broker: ServedBroker
+    clock: Clock
+    settings: ServerSettings
+    in_flight: Budget  # produce requests received and not yet answered
+    reads: Budget  # bulk reads in memory
+    counts: Counts = field(default_factory=Counts)
+    is_stopping: bool = False
+    waiting: "set[asyncio.Task[Any]]" = field(default_factory=set)  # long polls, cut short at stop
+    streams: set[Any] = field(default_factory=set)  # open WebSockets
+    kept: "set[asyncio.Task[Any]]" = field(default_factory=set)  # appends whose caller has gone
+
+    async def wait_for_bytes(self, request: ReadRequest) -> ReadResult:
+        """A read that may wait; cut short when the broker stops.
+
+        Errors: those of ``read``; Unavailable at stop.
+        """
+        if not request.wait_ms:
+            return await self.broker.read(request)
+        task = asyncio.ensure_future(self.broker.read(request))
+        self.waiting.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            task.cancel()
+            if self.is_stopping and not _is_cancelled(asyncio.current_task()):
+                raise Unavailable("this broker is stopping; ask again, or another one") from None
+            raise
+        finally:
+            self.waiting.discard(task)
+
+    async def outcome_within(self, task: "asyncio.Task[T]", timeout_ms: int | None) -> T:
+        """The task's result. It is never cancelled: an append goes on when nobody waits for it any more.
+
+        Errors: Timeout, the outcome being unknown.
+        """
+        self.kept.add(task)
+        task.add_done_callback(self._forget)
+        done, _ = await asyncio.wait([task], timeout=None if timeout_ms is None else timeout_ms / 1000)
+        if not done:
+            raise Timeout(f"no outcome within {timeout_ms} ms; the record may be written or not")
+        return task.result()
+
+    def _forget(self, task: "asyncio.Task[Any]") -> None:
+        self.kept.discard(task)
+        if not task.cancelled():
+            task.exception()  # taken here, so that a caller that has gone leaves no warning
+
+
+def _is_cancelled(task: "asyncio.Task[Any] | None") -> bool:
+    return task is not None and task.cancelling() > 0
