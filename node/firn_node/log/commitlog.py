@@ -1,0 +1,617 @@
+"""The broker's one write-ahead log: batches of all partitions in arrival order, in segments.
+
+Invariants:
+
+- positions have no gaps: a segment ends where the next one starts; a batch never spans two segments;
+- ``start <= durable_end <= written_end``; readers never see past the written end;
+- after a failed append the written end is where it was and the tail is cut; after a failed sync the log
+  ``is_broken``: every later append and sync raises, reads go on;
+- nothing that the folder holds by name alone counts: ``sync`` syncs the folder before a new segment's bytes.
+
+Threads: one appender, one flusher, readers anywhere. ``_append_lock`` is held while bytes are written,
+``_sync_lock`` while they are synced, ``_lock`` for the few instructions that publish a state, never during
+I/O. Order: ``_shape_lock``, ``_sync_lock``, ``_append_lock``, ``_lock``. ``append`` takes no lock that ``sync``
+holds during an fdatasync, so it is never blocked by one. Readers take one reference, ``_view``, and no lock at
+all; they open segments through the ``FileCache``, by leases.
+
+What a head page holds and when it is written: ``headpage``. What opening decides: ``recovery``.
+"""
+
+import threading
+import time
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from firn.batch import HEADER_BYTES, Buffer
+from firn.errors import BadOffset, Corrupt, Invalid, InvariantBroken, OffsetExpired, Unavailable
+from firn_node import failpoints
+from firn_node.disk import Disk
+from firn_node.filecache import FileCache, FileRange
+from firn_node.log.headpage import Slot, first_page, write_slot
+from firn_node.log.recovery import Check, check_batches, recover
+from firn_node.log.segment import (
+    Segment,
+    SegmentInfo,
+    Topics,
+    count_topics,
+    keys_path,
+    load_summary,
+    store_summary,
+    summary_path,
+)
+from firn_node.log.walk import TopicBytes, announced_size, headers
+
+READER_WAIT_SECONDS = 10.0  # how long a truncation waits for readers of the bytes that it removes
+
+
+class _View(NamedTuple):
+    """What readers see: replaced as a whole."""
+
+    starts: tuple[int, ...]
+    segments: tuple[Segment, ...]
+    end: int
+
+    def index_of(self, position: int) -> int:
+        return bisect_right(self.starts, position) - 1
+
+    def end_of(self, index: int) -> int:
+        return self.starts[index + 1] if index + 1 < len(self.starts) else self.end
+
+
+class Hold:
+    """Keeps the log's bytes from ``position`` on; ``release`` may be called twice."""
+
+    __slots__ = ("_log", "position")
+
+    def __init__(self, log: "CommitLog", position: int) -> None:
+        self._log = log
+        self.position = position
+
+    def move(self, position: int) -> None:
+        """From now on only bytes from ``position`` on are kept."""
+        self.position = max(self.position, position)
+
+    def release(self) -> None:
+        self._log._drop_hold(self)
+
+
+class CommitLog:
+    def __init__(self, disk: Disk, cache: FileCache, folder: str, segment_bytes: int) -> None:
+        self._disk = disk
+        self._cache = cache
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        self._shape_lock = threading.Lock()
+        self._sync_lock = threading.Lock()
+        self._append_lock = threading.Lock()
+        self._lock = threading.Lock()
+        self._unsynced: dict[int, Segment] = {}  # by start: bytes or slots written since the last sync
+        self._names_unsynced = False
+        self._holds: set[Hold] = set()
+        self._reason: str | None = None
+        self._counter = 0
+        self._view = _View((), (), 0)
+        self._durable_end = 0
+        self._append_ms = 0
+        self.truncations = 0  # grows by one whenever bytes are cut: what was read of them is void
+
+    @classmethod
+    def open(
+        cls, disk: Disk, cache: FileCache, folder: str, *, segment_bytes: int, verify_from: int,
+        create_at: int = 0, check: Check = check_batches,
+    ) -> "CommitLog":  # fmt: skip
+        """The log of a folder, repaired (``recovery``); a new one begins at position ``create_at``.
+
+        ``verify_from``: all batches from there on are checked; the caller vouches for those below it, as the
+        index's checkpoint does. *Errors*: Corrupt: rebuild from a peer.
+        """
+        found = recover(disk, folder, verify_from=verify_from, create_at=create_at, check=check)
+        log = cls(disk, cache, folder, segment_bytes)
+        segments = tuple(Segment(folder, start) for start in found.starts)
+        active = segments[-1]
+        active.file = disk.open(active.path, "write")
+        active.topics = load_summary(disk, folder, active.start, found.end)
+        if active.topics is None:
+            active.topics = count_topics(active.file, active.start, found.end)
+        log._view = _View(found.starts, segments, found.end)
+        log._durable_end, log._append_ms, log._counter = found.end, found.append_ms, found.counter
+        return log
+
+    @property
+    def start(self) -> int:
+        return self._view.starts[0]
+
+    @property
+    def written_end(self) -> int:
+        return self._view.end
+
+    @property
+    def durable_end(self) -> int:
+        return self._durable_end
+
+    @property
+    def last_append_ms(self) -> int:
+        """The newest append time in the log; for the log clock, which must not start below it."""
+        return self._append_ms
+
+    @property
+    def is_broken(self) -> bool:
+        return self._reason is not None
+
+    # Writing.
+
+    def plan(self, sizes: Sequence[int]) -> list[int]:
+        """The positions that the next append would give to batches of these sizes."""
+        positions, at = [], self.written_end
+        for size in sizes:
+            positions.append(at)
+            at += size
+        return positions
+
+    def append(self, batches: Sequence[Buffer]) -> list[int]:
+        """The batches' positions. *Effects*: in the page cache, visible to readers; durable after ``sync``.
+
+        1. write the slot of the last segment touched, 2. write the batches, segment by segment, 3. publish.
+        *Errors*: OSError: nothing was appended, the tail is cut. Unavailable: the log is broken.
+        """
+        if not batches:
+            return []
+        with self._append_lock:
+            self._check_usable()
+            view = self._view
+            positions = self.plan([len(batch) for batch in batches])
+            added, append_ms = _topics_of(batches)
+            runs = self._runs(batches, positions)
+            end = positions[-1] + len(batches[-1])
+            slot = self._next_slot(runs[-1][0], end=end, append_ms=append_ms)
+            segments = list(view.segments)
+            try:
+                for start, run in runs:
+                    self._write_run(segments, start, run, slot)
+                    failpoints.step("log.append.run_written")
+            except OSError as error:
+                self._counter = slot.counter - 1  # so that the next slot goes where this one went
+                self._cut(view, segments[len(view.segments) :], error)
+                raise
+            failpoints.step("log.append.written")
+            self._publish(view, segments, runs, added, slot)
+            return positions
+
+    def _runs(self, batches: Sequence[Buffer], positions: Sequence[int]) -> list[tuple[int, list[Buffer]]]:
+        """(segment start, batches that go there), in order; an unknown start is a new segment's."""
+        start = self._view.starts[-1]
+        runs: list[tuple[int, list[Buffer]]] = []
+        for position, batch in zip(positions, batches, strict=True):
+            if position + len(batch) - start > self._segment_bytes and position > start:
+                start = position
+            if not runs or runs[-1][0] != start:
+                runs.append((start, []))
+            runs[-1][1].append(batch)
+        return runs
+
+    def _write_run(self, segments: list[Segment], start: int, run: list[Buffer], slot: Slot) -> None:
+        """One write of the batches; a new segment begins with its head page."""
+        if segments[-1].start != start:
+            segment = Segment(self._folder, start, topics={})
+            page = first_page(slot if slot.start == start else self._slot_for(start, slot))
+            segments.append(segment)
+            segment.file = self._disk.open(segment.path, "create")
+            segment.file.pwrite([page, *run], 0)
+            return
+        segment = segments[-1]
+        assert segment.file is not None, "the active segment has a write handle"
+        if slot.start == start:
+            write_slot(segment.file, slot)
+            failpoints.step("log.append.slot_written")
+        segment.file.pwrite(run, segment.byte_of(self._view.end))
+
+    def _slot_for(self, start: int, slot: Slot) -> Slot:
+        return Slot(slot.counter, start, slot.log_start, slot.durable_end, slot.end, slot.append_ms)
+
+    def _next_slot(self, start: int, *, end: int, append_ms: int) -> Slot:
+        """The next slot, for the head page of the segment at ``start``; under ``_append_lock``."""
+        self._counter += 1
+        newest = max(self._append_ms, append_ms)
+        return Slot(self._counter, start, self.start, min(self._durable_end, end), end, newest)
+
+    def _publish(
+        self, before: _View, segments: list[Segment], runs: Sequence[tuple[int, list[Buffer]]],
+        added: Sequence[tuple[int, int, int]], slot: Slot,
+    ) -> None:  # fmt: skip
+        """Make an append visible, and known to the next sync, at one instant."""
+        by_start = {segment.start: segment for segment in segments[len(before.segments) - 1 :]}
+        rows = iter(added)
+        with self._lock:
+            for start, run in runs:
+                segment = by_start[start]
+                assert segment.topics is not None, "the active segment's topics are loaded"
+                for _ in run:
+                    _add(segment.topics, *next(rows))
+                self._unsynced[start] = segment
+            if len(segments) > len(before.segments):
+                self._names_unsynced = True
+                self._unsynced.setdefault(
+                    before.starts[-1], before.segments[-1]
+                )  # its handle is closed by sync
+            self._append_ms = slot.append_ms
+            self._view = _View(tuple(s.start for s in segments), tuple(segments), slot.end)
+
+    def _cut(self, view: _View, created: Sequence[Segment], error: OSError) -> None:
+        """Undo a failed append.
+
+        1. unlink new segments, 2. sync the folder, 3. cut the active one, 4. sync it. Synced, because a name
+        or a batch that came back after a power loss would lie on top of later appends.
+        """
+        active = view.segments[-1]
+        assert active.file is not None, "the active segment has a write handle"
+        try:
+            for segment in reversed(created):
+                if segment.file is not None:
+                    segment.file.close()
+                self._disk.unlink(segment.path)
+            if created:
+                self._disk.sync_folder(self._folder)
+            active.file.truncate(active.byte_of(view.end))
+            active.file.sync()
+        except OSError as second:
+            self._break(f"append failed ({error}) and its tail could not be cut ({second})")
+
+    def sync(self) -> int:
+        """The new durable end: all that was written when it was called.
+
+        1. fdatasync each segment with new bytes, 2. sync the folder if a segment is new, 3. publish.
+        *Errors*: OSError, after which the log is broken: nothing more is acknowledged, restart from disk.
+        """
+        with self._sync_lock:
+            return self._sync()
+
+    def _sync(self) -> int:
+        """``sync`` under ``_sync_lock``; ``append`` may go on meanwhile."""
+        self._check_usable()
+        with self._lock:
+            target, view = self._view.end, self._view
+            pending = sorted(self._unsynced.values(), key=lambda segment: segment.start)
+            has_names = self._names_unsynced
+            self._unsynced, self._names_unsynced = {}, False
+        try:
+            for segment in pending:
+                if segment.file is not None:
+                    segment.file.sync()
+                failpoints.step("log.sync.file_synced")
+            if has_names:
+                self._disk.sync_folder(self._folder)
+                failpoints.step("log.sync.folder_synced")
+        except OSError as error:
+            self._break(f"sync failed: {error}")
+            raise
+        with self._lock:
+            self._durable_end = max(self._durable_end, target)
+            sealed = [s for s in pending if s.start < view.starts[-1] and s.start not in self._unsynced]
+        for segment in sealed:
+            self._finish(segment, view.end_of(view.index_of(segment.start)))
+        return self._durable_end
+
+    def _finish(self, segment: Segment, end: int) -> None:
+        """A segment is sealed and synced: close its write handle, remember its topics."""
+        if segment.file is not None:
+            segment.file.close()
+            segment.file = None
+        try:
+            store_summary(self._disk, self._folder, segment.start, end, segment.topics or {})
+        except OSError:
+            return  # derived: counted again when it is missing; the bytes themselves are durable
+
+    def _break(self, reason: str) -> None:
+        self._reason = self._reason or reason
+
+    def _check_usable(self) -> None:
+        if self._reason is not None:
+            raise Unavailable(f"commit log {self._folder} is broken until a restart: {self._reason}")
+
+    # Reading.
+
+    def range(self, position: int, size: int) -> FileRange:
+        """Bytes at ``position``, leased: as many of ``size`` as its segment holds; the taker releases.
+
+        *Errors*: OffsetExpired below ``start``; BadOffset past the written end.
+        """
+        view = self._view
+        if position < view.starts[0]:
+            raise self._expired(position)
+        if position + size > view.end or size <= 0:
+            raise BadOffset(
+                f"commit log: [{position}, {position + size}) is not within [{view.starts[0]}, {view.end})"
+            )
+        index = view.index_of(position)
+        segment = view.segments[index]
+        try:
+            lease = self._cache.lease(segment.path)
+        except FileNotFoundError:
+            if position < self.start:
+                raise self._expired(position) from None
+            raise Corrupt(
+                f"{segment.path}: expected a segment file, found none", file=segment.path, position=position
+            ) from None
+        return FileRange(lease, segment.byte_of(position), min(size, view.end_of(index) - position))
+
+    def read(self, position: int, size: int) -> bytes:
+        """The bytes ``[position, position + size)``. *Errors*: as ``range``; Corrupt for a file cut short."""
+        parts: list[bytes] = []
+        while size > 0:
+            piece = self.range(position, size)
+            try:
+                data = piece.read()
+                path = piece.lease.path
+            finally:
+                piece.lease.release()
+            if len(data) != piece.size:
+                raise Corrupt(
+                    f"{path} at position {position}: expected {piece.size} bytes, found {len(data)}",
+                    file=path, position=position,
+                )  # fmt: skip
+            parts.append(data)
+            position += piece.size
+            size -= piece.size
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def ranges(self, position: int, size: int) -> list[FileRange]:
+        """The bytes ``[position, position + size)`` as one leased range for each segment that they touch."""
+        found: list[FileRange] = []
+        try:
+            while size > 0:
+                piece = self.range(position, size)
+                found.append(piece)
+                position, size = position + piece.size, size - piece.size
+        except BaseException:
+            for piece in found:
+                piece.lease.release()
+            raise
+        return found
+
+    def scan(self, start: int, end: int, *, chunk: int = 4 << 20) -> Iterator[tuple[int, bytes]]:
+        """(position, whole batches) for all batches that lie within ``[start, end)``, in order.
+
+        *Shape*: at most ``chunk`` bytes a time, or one longer batch; never across segments. ``start`` is
+        where a batch starts. *Errors*: Corrupt where no batch header is; CRCs are the taker's to check.
+        """
+        at, want = start, chunk
+        end = min(end, self.written_end)
+        while at < end:
+            piece = self.range(at, min(want, end - at))
+            try:
+                data, path = piece.read(), piece.lease.path
+            finally:
+                piece.lease.release()
+            whole = headers(data).end
+            if whole:
+                yield at, data if whole == len(data) else data[:whole]
+                at, want = at + whole, chunk
+                continue
+            size = announced_size(data)
+            if end - at < HEADER_BYTES or (size is not None and at + size > end):
+                return
+            if size is None or len(data) < piece.size or piece.size < min(want, end - at):
+                raise Corrupt(
+                    f"{path} at position {at}: expected a batch, found "
+                    + (f"{len(data)} bytes of the {size} announced" if size else "no batch header"),
+                    file=path, position=at,
+                )  # fmt: skip
+            want = size
+
+    def _expired(self, position: int) -> OffsetExpired:
+        return OffsetExpired(
+            f"commit log: position {position} is below the start {self.start}", log_start=self.start
+        )
+
+    # Retention.
+
+    def hold(self, position: int) -> Hold:
+        """Keep the bytes from ``position`` on until the hold is released."""
+        found = Hold(self, position)
+        with self._lock:
+            self._holds.add(found)
+        return found
+
+    def _drop_hold(self, held: Hold) -> None:
+        with self._lock:
+            self._holds.discard(held)
+
+    def extents(self) -> list[tuple[int, int]]:
+        """(start, end) of all segments, oldest first; the last one is active. No file is touched."""
+        view = self._view
+        return [(start, view.end_of(index)) for index, start in enumerate(view.starts)]
+
+    def segments(self) -> list[SegmentInfo]:
+        """All segments, oldest first. *Errors*: Corrupt when a lost summary cannot be counted again."""
+        with self._lock:
+            view = self._view
+            active = dict(view.segments[-1].topics or {})
+        infos = []
+        for index, segment in enumerate(view.segments[:-1]):
+            end = view.end_of(index)
+            infos.append(SegmentInfo(segment.start, end, True, dict(self._load_topics(segment, end))))
+        infos.append(SegmentInfo(view.starts[-1], view.end, False, active))
+        return infos
+
+    def _load_topics(self, segment: Segment, end: int) -> Topics:
+        topics = segment.topics
+        if topics is None:
+            topics = load_summary(self._disk, self._folder, segment.start, end)
+        if topics is None:
+            with self._cache.reading(segment.path) as file:
+                topics = count_topics(file, segment.start, end)
+            try:
+                store_summary(self._disk, self._folder, segment.start, end, topics)
+            except OSError:
+                pass  # derived: counted again at the next start
+        segment.topics = topics
+        return topics
+
+    def release(self, before: int) -> int:
+        """Unlink whole sealed segments below ``before``, as far as no hold keeps them; the new start.
+
+        1. write a slot with the new start, 2. sync it, 3. publish, 4. unlink; so a segment that is missing on
+        disk although its bytes are not below the recorded start is damage, never a leftover of this.
+        """
+        with self._shape_lock:
+            with self._append_lock:
+                view = self._view
+                with self._lock:
+                    limit = min([before, *(hold.position for hold in self._holds)])
+                gone = sum(1 for index in range(len(view.starts) - 1) if view.end_of(index) <= limit)
+                if gone == 0:
+                    return view.starts[0]
+                self._check_usable()
+                active, new_start = view.segments[-1], view.starts[gone]
+                assert active.file is not None, "the active segment has a write handle"
+                self._counter += 1
+                slot = Slot(
+                    self._counter, active.start, new_start, self._durable_end, view.end, self._append_ms
+                )
+                write_slot(active.file, slot)
+                with self._lock:
+                    self._unsynced[active.start] = active
+                    self._view = _View(view.starts[gone:], view.segments[gone:], view.end)
+            failpoints.step("log.release.recorded")
+            self.sync()
+            failpoints.step("log.release.synced")
+            for segment in view.segments[:gone]:
+                self._unlink(segment)
+                failpoints.step("log.release.unlinked")
+            return new_start
+
+    def _unlink(self, segment: Segment) -> None:
+        """Remove a segment and what was derived from it, each once its last reader leaves."""
+        if segment.file is not None:
+            segment.file.close()
+            segment.file = None
+        start = segment.start
+        for path in (segment.path, summary_path(self._folder, start), keys_path(self._folder, start)):
+            self._cache.retire(path)
+
+    # Truncation and end.
+
+    def truncate(self, position: int) -> None:
+        """Remove all bytes from ``position`` on, which is where a batch starts. *Effects*: durable on return.
+
+        1. sync what stays, 2. write and sync a marker: from here on a crash ends in the cut log, 3. publish,
+        4. unlink later segments and derived files, sync the folder, 5. cut the last segment, sync it.
+        *Errors*: Invalid for a position within a batch; OSError, or Unavailable when a reader does not let
+        go of removed bytes: the log is then broken until a restart.
+        """
+        with self._shape_lock, self._sync_lock:
+            self._sync()
+            with self._append_lock:
+                view = self._view
+                if position < view.starts[0]:
+                    raise self._expired(position)
+                if position > view.end:
+                    raise Invalid(f"commit log: cannot truncate to {position}, beyond the end {view.end}")
+                self._sync()
+                if position < view.end:
+                    self._truncate(view, position)
+
+    def _truncate(self, view: _View, position: int) -> None:
+        kept = max(bisect_left(view.starts, position), 1)
+        last, dropped = view.segments[kept - 1], view.segments[kept:]
+        topics = self._topics_below(last, position)
+        try:
+            if last.file is None:
+                last.file = self._disk.open(last.path, "write")
+            self._counter += 1
+            write_slot(
+                last.file,
+                Slot(self._counter, last.start, view.starts[0], position, position, self._append_ms),
+            )
+            last.file.sync()
+            failpoints.step("log.truncate.marked")
+            with self._lock:
+                last.topics = topics
+                self.truncations += 1
+                self._durable_end = position
+                self._view = _View(view.starts[:kept], view.segments[:kept], position)
+            for segment in reversed(dropped):
+                self._unlink(segment)
+                failpoints.step("log.truncate.unlinked")
+            for path in (summary_path(self._folder, last.start), keys_path(self._folder, last.start)):
+                self._cache.retire(path)
+            self._wait_for_readers(dropped)
+            self._disk.sync_folder(self._folder)
+            failpoints.step("log.truncate.folder_synced")
+            last.file.truncate(last.byte_of(position))
+            last.file.sync()
+        except OSError as error:
+            self._break(f"truncation to {position} failed: {error}")
+            raise
+
+    def _topics_below(self, segment: Segment, position: int) -> Topics:
+        """The topics of what stays of a segment; Invalid when ``position`` is within a batch."""
+        with self._cache.reading(segment.path) as file:
+            try:
+                return count_topics(file, segment.start, position)
+            except Corrupt as error:
+                raise Invalid(f"commit log: cannot truncate to {position}: {error.message}") from error
+
+    def _wait_for_readers(self, dropped: Sequence[Segment]) -> None:
+        """A later segment may get a dropped one's name, so wait until that is gone.
+
+        Readers read committed bytes and a truncation removes others: in practice nothing is waited for.
+        """
+        paths = [s.path for s in dropped]
+        deadline = time.monotonic() + READER_WAIT_SECONDS
+        while any(self._disk.exists(path) for path in paths):
+            if time.monotonic() > deadline:
+                self._break("truncation: a reader does not let go of a removed segment")
+                raise Unavailable(f"commit log: {paths[0]} was truncated away and is still being read")
+            time.sleep(0.005)
+
+    def close(self) -> None:
+        """Stop cleanly: 1. sync, 2. write and sync a marker, 3. store the active segment's summary.
+
+        A broken log is closed without a marker. *Errors*: OSError; the log is closed all the same.
+        """
+        with self._shape_lock, self._sync_lock, self._append_lock:
+            view = self._view
+            active = view.segments[-1]
+            try:
+                if self._reason is None and active.file is not None:
+                    self._sync()
+                    failpoints.step("log.close.synced")
+                    self._counter += 1
+                    end, file = view.end, active.file
+                    write_slot(
+                        file, Slot(self._counter, active.start, view.starts[0], end, end, self._append_ms)
+                    )
+                    file.sync()
+                    failpoints.step("log.close.marked")
+                    self._finish(active, end)
+            finally:
+                self._break("it is closed")
+                for segment in view.segments:
+                    if segment.file is not None:
+                        segment.file.close()
+                        segment.file = None
+
+
+def _topics_of(batches: Sequence[Buffer]) -> tuple[list[tuple[int, int, int]], int]:
+    """(topic_id, bytes, append time) of each batch, and the newest append time.
+
+    *Errors*: InvariantBroken for bytes that are no batch: the appender checks before it comes here.
+    """
+    rows, newest = [], 0
+    for batch in batches:
+        head = bytes(batch[:HEADER_BYTES])
+        if announced_size(head) != len(batch):
+            raise InvariantBroken(f"commit log: {len(batch)} bytes to append are not one whole batch")
+        stamp = int.from_bytes(head[96:104], "little", signed=True)
+        rows.append((int.from_bytes(head[32:40], "little"), len(batch), stamp))
+        newest = max(newest, stamp)
+    return rows, newest
+
+
+def _add(topics: Topics, topic_id: int, size: int, stamp: int) -> None:
+    before = topics.get(topic_id)
+    if before is not None:
+        size, stamp = size + before.bytes, max(stamp, before.newest_append_ms)
+    topics[topic_id] = TopicBytes(size, stamp)

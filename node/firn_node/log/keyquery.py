@@ -1,0 +1,248 @@
+"""Finding the raw records of a key: fingerprints narrow the search, the real bytes decide.
+
+A sealed segment has a keys file (``keysfile``), built in the background once its bytes are durable. A segment
+without a usable one, and the active one, are searched by the keys parts of their batches: slower, same answer.
+
+Invariants: nothing is returned before its topic id and key bytes were compared; a keys file that is missing,
+damaged, of another extent or under another secret is never an error, it is built anew.
+"""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firn.batch import HEADER_BYTES, Batch, Columns, corrupt, parse_header
+from firn.errors import Corrupt, MalformedBatch, OffsetExpired
+from firn_node import failpoints
+from firn_node.disk import Disk, File, replace_file
+from firn_node.filecache import FileCache
+from firn_node.kernels import fingerprint
+from firn_node.log.commitlog import CommitLog
+from firn_node.log.headpage import HEAD_BYTES
+from firn_node.log.keysfile import KeysHeader, Words, encode_pages, positions_of, read_header
+from firn_node.log.segment import keys_path, segment_path
+
+WINDOW = 1 << 20
+_NO_KEY = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    topic_id: int
+    key: bytes
+    since_ms: int
+    until_ms: int
+
+    def rows(self, batch: Batch) -> list[int]:
+        """The rows of a batch of this topic that have the key and a time in range."""
+        rows = rows_of(batch.columns, self.key)
+        stamps = batch.columns.timestamps[rows]
+        return [int(r) for r in rows[(stamps >= self.since_ms) & (stamps < self.until_ms)]]
+
+    def may_have(self, batch: Batch) -> bool:
+        h = batch.header
+        return (
+            h.topic_id == self.topic_id
+            and h.max_timestamp >= self.since_ms
+            and h.min_timestamp < self.until_ms
+        )
+
+
+class KeyQueryIndex:
+    def __init__(
+        self, log: CommitLog, disk: Disk, cache: FileCache, folder: str, secret: NDArray[np.uint64]
+    ) -> None:
+        self._log = log
+        self._disk = disk
+        self._cache = cache
+        self._folder = folder
+        self._secret = secret
+        self._probe = int(fingerprint(_NO_KEY, np.zeros(1, np.int32), 0, secret)[0][0])
+        self._known: dict[int, KeysHeader] = {}  # headers of usable files
+        self._lock = threading.Lock()  # one build at a time
+
+    def missing(self) -> list[int]:
+        """Starts of the sealed, durable segments without a usable keys file, oldest first."""
+        durable = self._log.durable_end
+        sealed = [(start, end) for start, end in self._log.extents()[:-1] if end <= durable]
+        for start in [s for s in self._known if s < self._log.start]:
+            self._known.pop(start, None)
+        return [start for start, end in sealed if self._usable(start, end) is None]
+
+    def build_missing(self, limit: int | None = None) -> int:
+        """Build the keys files of up to ``limit`` segments; how many were built."""
+        starts = self.missing()[:limit]
+        for start in starts:
+            self.build(start)
+        return len(starts)
+
+    def build(self, segment_start: int) -> None:
+        """Build the keys file of a sealed segment. *Effects*: durable on return; may be repeated.
+
+        1. read and hash the keys parts, 2. drop the old file, 3. ``replace_file``. *Errors*: Corrupt, naming
+        the segment, when its batches are damaged.
+        """
+        with self._lock:
+            end = dict(self._log.extents()[:-1]).get(segment_start)
+            if end is None or end > self._log.durable_end:
+                return  # released, or not sealed and durable yet: nothing derived is ahead of the log
+            truncations = self._log.truncations
+            path = keys_path(self._folder, segment_start)
+            try:
+                header, pages = self._collect(segment_start, end)
+            except FileNotFoundError:
+                return
+            failpoints.step("log.keys.collected")
+            self._forget(segment_start)
+            replace_file(self._disk, path, [header.encode(), *pages])
+            failpoints.step("log.keys.built")
+            if self._log.truncations != truncations or segment_start < self._log.start:
+                self._forget(segment_start)  # the segment went, or changed, meanwhile
+
+    def find(
+        self, topic_id: int, key: bytes, since_ms: int, until_ms: int
+    ) -> Iterator[tuple[int, bytes, list[int]]]:
+        """(position, batch, rows) of the records of a key with a timestamp in ``[since_ms, until_ms)``.
+
+        *Shape*: oldest first; every batch has at least one row. Up to the written end: the caller stops at the
+        committed position. Segments that expire meanwhile are passed over. *Errors*: Corrupt, naming the
+        segment.
+        """
+        wanted = _Wanted(topic_id, key, since_ms, until_ms)
+        length = np.array([len(key)], np.int32)
+        hi = int(fingerprint(np.frombuffer(key, np.uint8), length, topic_id, self._secret)[0][0])
+        extents = self._log.extents()
+        for start, end in extents:
+            try:
+                positions = self._candidates(start, end, hi, wanted, is_active=start == extents[-1][0])
+                for position in positions:
+                    found = self._matches(position, wanted)
+                    if found is not None:
+                        yield found
+            except (OffsetExpired, FileNotFoundError):
+                if start >= self._log.start:
+                    raise
+
+    def _candidates(
+        self, start: int, end: int, hi: int, wanted: _Wanted, *, is_active: bool
+    ) -> Iterator[int]:
+        """Positions of batches that may hold the key, ascending."""
+        header = None if is_active else self._usable(start, end)
+        if header is not None:
+            if header.max_timestamp < wanted.since_ms or header.min_timestamp >= wanted.until_ms:
+                return
+            try:
+                with self._cache.reading(keys_path(self._folder, start)) as file:
+                    positions = positions_of(file, header, hi)
+            except (Corrupt, FileNotFoundError):
+                self._forget(start)
+            else:
+                yield from (p for p in positions if start <= p < end)
+                return
+        with self._cache.reading(segment_path(self._folder, start)) as file:
+            for position, batch in keys_parts(file, start, end):
+                if wanted.may_have(batch) and wanted.rows(batch):
+                    yield position
+
+    def _matches(self, position: int, wanted: _Wanted) -> tuple[int, bytes, list[int]] | None:
+        """The batch at a position, if it has rows that are wanted."""
+        head = self._log.read(position, HEADER_BYTES)
+        path = segment_path(self._folder, self._segment_of(position))
+        try:
+            header = parse_header(head)
+            if header.topic_id != wanted.topic_id:
+                return None
+            batch = Batch(self._log.read(position, header.size), header)
+            batch.verify()
+            rows = wanted.rows(batch) if wanted.may_have(batch) else []
+        except MalformedBatch as error:
+            raise corrupt(error, file=path, position=position) from error
+        return (position, bytes(batch.data), rows) if rows else None
+
+    def _segment_of(self, position: int) -> int:
+        return max((start for start, _ in self._log.extents() if start <= position), default=0)
+
+    def _usable(self, start: int, end: int) -> KeysHeader | None:
+        """The header of a segment's keys file, None when there is no file that can be trusted."""
+        known = self._known.get(start)
+        if known is not None and known.end == end:
+            return known
+        try:
+            with self._cache.reading(keys_path(self._folder, start)) as file:
+                header = read_header(file)
+        except (Corrupt, FileNotFoundError):
+            return None
+        if (header.start, header.end, header.probe) != (start, end, self._probe):
+            return None
+        self._known[start] = header
+        return header
+
+    def _forget(self, start: int) -> None:
+        """Drop a keys file, so that it is built anew."""
+        self._known.pop(start, None)
+        self._cache.retire(keys_path(self._folder, start))
+
+    def _collect(self, start: int, end: int) -> tuple[KeysHeader, list[bytes]]:
+        """Header and pages of a segment's keys file."""
+        hi: list[Words] = []
+        at: list[Words] = []
+        times: list[tuple[int, int, int]] = []
+        with self._cache.reading(segment_path(self._folder, start)) as file:
+            for position, batch in keys_parts(file, start, end):
+                h = batch.header
+                columns = batch.columns
+                words = fingerprint(columns.keys, columns.key_lengths, h.topic_id, self._secret)[0]
+                words = np.unique(words) if len(words) > 1 else words
+                hi.append(words)
+                at.append(np.full(len(words), position, np.uint64))
+                times.append((h.min_timestamp, h.max_timestamp, h.append_timestamp))
+        all_hi, all_at = np.concatenate(hi), np.concatenate(at)
+        order = np.argsort(
+            all_hi, kind="stable"
+        )  # positions ascend already, and stay so within a fingerprint
+        table = np.array(times, np.int64)
+        header = KeysHeader(
+            start=start, end=end, pairs=len(all_hi), probe=self._probe,
+            min_timestamp=int(table[:, 0].min()), max_timestamp=int(table[:, 1].max()),
+            min_append=int(table[:, 2].min()), max_append=int(table[:, 2].max()),
+        )  # fmt: skip
+        return header, encode_pages(all_hi[order], all_at[order])
+
+
+def rows_of(columns: Columns, key: bytes) -> NDArray[np.int64]:
+    """The rows that have exactly this key, ascending; by whole arrays, a slice of the key at a time."""
+    rows = np.flatnonzero(columns.key_lengths == len(key))
+    starts = columns.key_starts()
+    wanted = np.frombuffer(key, np.uint8)
+    for first in range(0, len(key), 32):
+        part = wanted[first : first + 32]
+        places = starts[rows][:, None] + np.arange(first, first + len(part))
+        rows = rows[(columns.keys[places] == part).all(axis=1)]
+        if not len(rows):
+            break
+    return rows
+
+
+def keys_parts(file: File, start: int, end: int, *, window: int = WINDOW) -> Iterator[tuple[int, Batch]]:
+    """(position, keys projection) of every batch of a segment; values larger than the window are not read.
+
+    *Errors*: Corrupt, naming file and position.
+    """
+    at, base, data = start, start, b""
+    while at < end:
+        try:
+            if at - base + HEADER_BYTES > len(data):
+                base, data = at, file.pread(min(window, end - at), HEAD_BYTES + at - start)
+            header = parse_header(data, at - base)
+            need = HEADER_BYTES + header.keys_bytes
+            if at - base + need > len(data):
+                base, data = at, file.pread(min(max(window, need), end - at), HEAD_BYTES + at - start)
+            batch = Batch(memoryview(data)[at - base : at - base + need], header)
+            batch.verify()
+        except MalformedBatch as error:
+            raise corrupt(error, file=file.path, position=at) from error
+        yield at, batch
+        at += header.size

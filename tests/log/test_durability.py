@@ -1,0 +1,334 @@
+"""What survives power loss, process death and failing disks: the log against a model of what was acknowledged."""
+
+import errno
+import os
+from collections.abc import Iterator
+
+import pytest
+from firn_sim.batches import sized
+from firn_sim.disk import SimDisk
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from firn.errors import FirnError, Unavailable
+from firn_node import failpoints
+from firn_node.filecache import FileCache
+from firn_node.log.commitlog import CommitLog
+
+FOLDER = "/data/log"
+SEGMENT_BYTES = 4096
+
+
+def open_log(disk: SimDisk, *, verify_from: int = 0) -> CommitLog:
+    return CommitLog.open(
+        disk, FileCache(disk, 16), FOLDER, segment_bytes=SEGMENT_BYTES, verify_from=verify_from
+    )
+
+
+class Model:
+    """A log and what it promised: ``batches`` by position, ``acknowledged`` bytes that no crash may take."""
+
+    def __init__(self, seed: int) -> None:
+        self.disk = SimDisk(seed)
+        self.batches: dict[int, bytes] = {}
+        self.pending: dict[int, bytes] = {}  # of an append whose outcome is unknown
+        self.acknowledged = 0
+        self.start = 0
+        self.serial = 0
+        self.log = open_log(self.disk)
+
+    def append(self, sizes: list[int]) -> None:
+        batches = [sized(size, self.serial + i) for i, size in enumerate(sizes)]
+        self.serial += len(sizes)
+        before = self.log.written_end
+        planned = self.log.plan([len(b) for b in batches])
+        self.pending = dict(zip(planned, batches, strict=True))
+        try:
+            positions = self.log.append(batches)
+        except (OSError, Unavailable):
+            assert self.log.written_end == before
+            if not self.log.is_broken:
+                self.pending = {}  # cut: it must not come back
+            raise
+        self.pending = {}
+        assert positions == planned
+        self.batches.update(zip(positions, batches, strict=True))
+
+    def sync(self) -> None:
+        wanted = self.log.written_end
+        assert self.log.sync() == wanted == self.log.durable_end
+        self.acknowledged = wanted
+
+    def truncate(self, position: int) -> None:
+        try:
+            self.log.truncate(position)
+            self.acknowledged = position
+        finally:
+            self._keep(self.log.start, self.log.written_end)
+        self.pending = {}
+
+    def release(self, before: int) -> None:
+        try:
+            self.log.release(before)
+        finally:
+            self._keep(self.log.start, self.log.written_end)
+            self.acknowledged = max(self.acknowledged, self.log.durable_end)
+        self.pending = {}
+
+    def _keep(self, start: int, end: int) -> None:
+        """What is no longer visible; a removal that failed may be undone by the crash."""
+        self.start = start
+        self.pending = {p: b for p, b in self.batches.items() if not start <= p < end}
+        self.batches = {p: b for p, b in self.batches.items() if start <= p < end}
+
+    def reopen(
+        self, verify_from: int, *, released: tuple[int, ...] = (), truncated: tuple[int, ...] = ()
+    ) -> None:
+        """Recover and compare: a prefix of what was appended, no shorter than what was acknowledged."""
+        self.log = open_log(self.disk, verify_from=verify_from)
+        end = self.log.written_end
+        assert self.log.start in (self.start, *released)
+        assert end >= min([self.acknowledged, *truncated])
+        assert end == self.log.durable_end
+        self.start = self.log.start
+        self.batches = {p: b for p, b in (self.batches | self.pending).items() if self.start <= p < end}
+        self.pending = {}
+        self.acknowledged = end
+        self.check()
+
+    def check(self) -> None:
+        log, joined = self.log, b"".join(self.batches[p] for p in sorted(self.batches))
+        assert log.written_end == log.start + len(joined)
+        assert log.read(log.start, len(joined)) == joined if joined else log.start == log.written_end
+        found = list(log.scan(log.start, log.written_end, chunk=1500))
+        assert b"".join(data for _, data in found) == joined
+        infos = log.segments()
+        assert sum(t.bytes for i in infos for t in i.topics.values()) == len(joined)
+        assert [i.start for i in infos[1:]] == [i.end for i in infos[:-1]]
+        assert infos[0].start == log.start
+        assert infos[-1].end == log.written_end
+
+
+operations = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.lists(st.integers(200, 3_000), min_size=1, max_size=6)),
+        st.tuples(st.just("sync"), st.none()),
+        st.tuples(st.sampled_from(("crash", "kill", "close")), st.sampled_from(("start", "durable"))),
+        st.tuples(st.sampled_from(("truncate", "release")), st.integers(0, 1_000)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=250, deadline=None)
+@given(operations, st.integers(0, 2**32))
+def test_acknowledged_bytes_outlive_crashes_and_nothing_comes_back_after_a_cut(
+    steps: list, seed: int
+) -> None:
+    model = Model(seed)
+    for name, argument in steps:
+        if name == "append":
+            model.append(argument)
+        elif name == "sync":
+            model.sync()
+        elif name in ("truncate", "release"):
+            choices = [p for p in sorted(model.batches) if p >= model.start] + [model.log.written_end]
+            getattr(model, name)(choices[argument % len(choices)])
+        else:
+            durable = model.acknowledged if name != "close" else model.log.written_end
+            if name == "close":
+                model.log.close()
+                model.acknowledged = durable
+            else:
+                getattr(model.disk, name)()
+            model.reopen(durable if argument == "durable" else 0)
+    model.check()
+
+
+class Stopped(BaseException):
+    """The process dies at a failpoint."""
+
+
+@pytest.fixture
+def failpoint() -> Iterator[list[str]]:
+    """Steps reached; ``failpoints.hook`` is taken away again afterwards."""
+    reached: list[str] = []
+    yield reached
+    failpoints.hook = None
+
+
+def story(model: Model) -> Iterator[tuple[str, int]]:
+    """Everything the log can do, over several segments; yields what is about to be removed."""
+    for sizes in ([900, 900], [2_000, 2_500, 300], [3_000]):
+        model.append(sizes)
+        yield "", 0
+        model.sync()
+    model.append([400, 3_900, 400])
+    positions = sorted(model.batches)
+    yield "truncate", positions[-2]
+    model.truncate(positions[-2])
+    yield "truncate", positions[2]
+    model.truncate(positions[2])
+    model.append([3_000, 3_000, 500])
+    model.sync()
+    yield "release", sorted(model.batches)[-2]
+    model.release(sorted(model.batches)[-2])
+    model.append([700])
+    yield "", 0
+    model.log.close()
+
+
+def run_until(model: Model, reached: list[str], stop_at: int) -> tuple[bool, tuple[str, int]]:
+    """Run the story and die at the n-th step; whether it died, and what was going on."""
+
+    def hook(name: str) -> None:
+        reached.append(name)
+        if len(reached) == stop_at:
+            raise Stopped
+
+    failpoints.hook = hook
+    doing = ("", 0)
+    try:
+        for step in story(model):
+            doing = step
+    except Stopped:
+        return True, doing
+    finally:
+        failpoints.hook = None
+    return False, doing
+
+
+@pytest.mark.parametrize("power", [True, False], ids=["power loss", "process death"])
+def test_a_crash_at_any_step_leaves_the_log_before_or_after_that_operation(
+    failpoint: list[str], power: bool
+) -> None:
+    run_until(Model(0), failpoint, 0)
+    steps = len(failpoint)
+    assert {n.split(".")[1] for n in failpoint} == {"append", "sync", "truncate", "release", "close"}
+    for stop_at in range(1, steps + 1):
+        for seed in range(4):
+            model, reached = Model(seed), []
+            died, (doing, position) = run_until(model, reached, stop_at)
+            assert died, f"step {stop_at}, seed {seed}"
+            model.disk.crash() if power else model.disk.kill()
+            truncated = (position,) if doing == "truncate" else ()
+            released = tuple(model.batches | model.pending) if doing == "release" else ()
+            model.reopen(0, released=released, truncated=truncated)
+            model.append([500])
+            model.sync()
+            model.check()
+
+
+def test_a_second_crash_during_recovery_changes_nothing(failpoint: list[str]) -> None:
+    for seed in range(12):
+        model = Model(seed)
+        model.append([900, 900, 3_000])
+        model.sync()
+        kept = dict(model.batches)
+        model.append([2_000, 2_500, 300, 3_000])
+        model.disk.crash()
+        stops = ("log.recover.unlinked", "log.recover.dropped", "log.recover.rewritten", "log.recover.marked")
+        for stop in stops:
+
+            def hook(name: str, stop: str = stop) -> None:
+                if name == stop:
+                    raise Stopped
+
+            failpoints.hook = hook
+            try:
+                open_log(model.disk)
+            except Stopped:
+                model.disk.crash()
+            failpoints.hook = None
+        model.reopen(0)
+        assert {p: b for p, b in model.batches.items() if p in kept} == kept
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO], ids=["ENOSPC", "EIO"])
+def test_every_failing_operation_loses_nothing_that_was_acknowledged(error: int) -> None:
+    clean = Model(0)
+    before = len(clean.disk.operations)
+    for _ in story(clean):
+        pass
+    count = len(clean.disk.operations) - before
+    for at in range(1, count + 1):
+        for power in (True, False):
+            model = Model(at)
+            model.disk.fail(at, error)
+            doing = ("", 0)
+            try:
+                for step in story(model):
+                    doing = step
+            except (OSError, FirnError):
+                pass
+            if not model.log.is_broken:
+                model.append([300, 4_000])
+                model.sync()
+                model.check()
+            model.disk.crash() if power else model.disk.kill()
+            truncated = (doing[1],) if doing[0] == "truncate" else ()
+            released = tuple(model.batches | model.pending) if doing[0] == "release" else ()
+            model.reopen(0, truncated=truncated, released=released)
+
+
+def test_a_full_disk_refuses_the_append_and_takes_it_once_there_is_room() -> None:
+    model = Model(1)
+    model.append([1_000])
+    model.disk.capacity = 3 * 4096
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        model.append([3_000, 3_000, 3_000])
+    model.check()
+    assert not model.log.is_broken
+    model.disk.capacity = 1 << 30
+    model.append([3_000, 3_000, 3_000])
+    model.sync()
+    model.disk.crash()
+    model.reopen(0)
+    assert len(model.batches) == 4
+
+
+def test_after_a_failed_fsync_nothing_is_acknowledged_and_reads_go_on() -> None:
+    model = Model(2)
+    model.append([1_000])
+    model.sync()
+    model.append([1_000])
+    model.disk.fail(1, kinds={"sync"})
+    with pytest.raises(OSError):
+        model.log.sync()
+    assert model.log.is_broken
+    for call in (model.log.sync, lambda: model.log.append([sized(300, 9)])):
+        with pytest.raises(Unavailable, match="sync failed"):
+            call()
+    model.check()
+
+
+def test_bytes_that_a_failed_fsync_dropped_are_written_again_by_the_restart() -> None:
+    for seed in range(10):
+        model = Model(seed)
+        model.append([1_000])
+        model.sync()
+        model.append([1_000, 3_500])
+        model.disk.fail(1, kinds={"sync"})
+        with pytest.raises(OSError):
+            model.log.sync()
+        model.disk.kill()
+        model.reopen(0)
+        assert len(model.batches) == 3
+        model.disk.crash()
+        model.reopen(model.acknowledged)
+        assert len(model.batches) == 3
+
+
+def test_a_name_that_came_back_after_a_failed_append_does_not_hide_later_appends() -> None:
+    for seed in range(20):
+        model = Model(seed)
+        model.append([1_000])
+        model.sync()
+        model.disk.fail(2, errno.ENOSPC, kinds={"pwrite"})
+        with pytest.raises(OSError):
+            model.append([2_900, 3_000])
+        model.append([500, 500, 500, 500, 500])
+        model.sync()
+        model.disk.crash()
+        model.reopen(0)
+        assert len(model.batches) == 6
