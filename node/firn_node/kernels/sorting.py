@@ -18,7 +18,8 @@ _PASS_BITS_MAX = 11
 
 
 @helper
-def _is_after(hi_a: Any, word_a: Any, hi_b: Any, word_b: Any) -> Any:
+def is_after(hi_a: Any, word_a: Any, hi_b: Any, word_b: Any) -> Any:
+    """Whether row a belongs after row b."""
     return hi_a > hi_b or (hi_a == hi_b and word_a > word_b)
 
 
@@ -27,7 +28,7 @@ def _insertion_sort(hi: Any, word: Any, start: Any, end: Any) -> Any:
     for i in range(start + 1, end):
         h, w = hi[i], word[i]
         j = i
-        while j > start and _is_after(hi[j - 1], word[j - 1], h, w):
+        while j > start and is_after(hi[j - 1], word[j - 1], h, w):
             hi[j], word[j] = hi[j - 1], word[j - 1]
             j -= 1
         hi[j], word[j] = h, w
@@ -38,7 +39,7 @@ def _merge_runs(hi: Any, word: Any, to_hi: Any, to_word: Any, start: Any, middle
     """Merge the sorted ``[start, middle)`` and ``[middle, end)`` into the same range of ``to``."""
     a, b = start, middle
     for at in range(start, end):
-        if a < middle and (b >= end or not _is_after(hi[a], word[a], hi[b], word[b])):
+        if a < middle and (b >= end or not is_after(hi[a], word[a], hi[b], word[b])):
             to_hi[at], to_word[at] = hi[a], word[a]
             a += 1
         else:
@@ -75,7 +76,7 @@ def _sort_bucket(hi: Any, word: Any, spare_hi: Any, spare_word: Any, start: Any,
         _insertion_sort(hi, word, start, end)
         return
     for i in range(start + 1, end):
-        if _is_after(hi[i - 1], word[i - 1], hi[i], word[i]):
+        if is_after(hi[i - 1], word[i - 1], hi[i], word[i]):
             _merge_sort(hi, word, spare_hi, spare_word, start, end)
             return
 
