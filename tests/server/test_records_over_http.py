@@ -3,11 +3,11 @@ import json
 
 import msgpack
 import pytest
-from server.serving import StandIn, run, served
 
 from firn.topicspec import TopicSpec
 from firn_node.server import ServerSettings
 from firn_node.settings import MemorySettings
+from server.serving import StandIn, run, served
 
 
 async def broker_with_topic(partitions: int = 1, **options: object) -> StandIn:

@@ -190,6 +190,7 @@ async def serve(
         access_log=None,
         auto_decompress=False,
         keepalive_timeout=75.0,
+        lingering_time=2.0,  # a peer that still sends a refused body gets so long to read why
         max_line_size=_LINE_BYTES_MAX,
     )
     runner = web.ServerRunner(listener, shutdown_timeout=settings.stop_seconds)

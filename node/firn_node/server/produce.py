@@ -8,7 +8,7 @@ number of batches by its headers goes alone, so that its fault is its own.
 import asyncio
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,44 +126,55 @@ class Producing:
             self._start(group)
 
     def _start(self, group: list[Produced]) -> None:
-        before = {self._last[m.id] for m in group if m.id in self._last} if self._last else set()
+        # Exchanges with an unanswered message: their next answer leaves after it, those of others at once.
+        before = {m.id: self._last[m.id] for m in group if m.id in self._last} if self._last else {}
         task = asyncio.create_task(self._run(group, before))
         for message in group:
             self._last[message.id] = task
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _run(self, group: list[Produced], before: "set[asyncio.Task[None]]") -> None:
-        found: Sequence[Outcome] | FirnError
+    async def _run(self, group: list[Produced], before: "dict[int, asyncio.Task[None]]") -> None:
+        answers = await self._outcomes(group)
+        if before:
+            self._answer_all((m, a) for m, a in answers if m.id not in before)
+            await asyncio.wait(set(before.values()))
+            answers = [(m, a) for m, a in answers if m.id in before]
+        self._answer_all(answers)
+
+    def _answer_all(self, answers: Iterable[tuple[Produced, "list[Any] | FirnError"]]) -> None:
+        current = asyncio.current_task()
+        for message, found in answers:
+            if self._last.get(message.id) is current:
+                del self._last[message.id]
+            self._answer(message.id, found)
+
+    async def _outcomes(self, group: list[Produced]) -> list[tuple[Produced, "list[Any] | FirnError"]]:
+        """What to answer to each message. Never raises."""
         try:
             found = await self._append(group)
-            counted = sum(message.batches or 0 for message in group)
-            if len(group) > 1 and len(found) != counted:
-                found = Unavailable(f"{len(found)} outcomes for {counted} batches; send them again")
         except FirnError as error:
-            found = error
+            return [(message, error) for message in group]
         except Exception:
             log.exception("produce failed")
             self._context.counts.failures += 1
-            found = FirnError(
-                "an unforeseen error; the broker's log has it. The records may be written or not"
-            )
+            failure = FirnError("an unforeseen error; the broker's log has it. Records may be written or not")
+            return [(message, failure) for message in group]
         finally:
             held = sum(message.held for message in group)
             if held:
                 self._context.in_flight.give(held)
-        if before:
-            await asyncio.wait(before)
-        current, at = asyncio.current_task(), 0
+        counted = sum(message.batches or 0 for message in group)
+        if len(group) > 1 and len(found) != counted:
+            mixed_up = Unavailable(f"{len(found)} outcomes for {counted} batches; send them again")
+            return [(message, mixed_up) for message in group]
+        answers: list[tuple[Produced, list[Any] | FirnError]] = []
+        at = 0
         for message in group:
-            if self._last.get(message.id) is current:
-                del self._last[message.id]
-            if isinstance(found, FirnError):
-                self._answer(message.id, found)
-                continue
             count = len(found) if message.batches is None else message.batches
-            self._answer(message.id, [result_item(outcome) for outcome in found[at : at + count]])
+            answers.append((message, [result_item(outcome) for outcome in found[at : at + count]]))
             at += count
+        return answers
 
     async def _append(self, group: list[Produced]) -> Sequence[Outcome]:
         broker, first = self._context.broker, group[0]
