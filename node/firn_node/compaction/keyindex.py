@@ -1,0 +1,191 @@
+"""Key indexes: which row holds which key's fingerprint, sorted.
+
+A row is ``(hi, word)``: the upper 64 bits of the fingerprint, and ``lo << 32 | row << 1 | tombstone``. Sorted by
+``hi``, then ``word``: the rows of one fingerprint are neighbours, oldest first. In a file it lies in blocks:
+
+============= ============== ==============================================================
+part          type           note
+============= ============== ==============================================================
+blocks        64 KiB each    ``hi`` u64[m], then ``word`` u64[m]; m is 4096, in the last block fewer
+fences        u64[blocks]    the first ``hi`` of each block
+block CRCs    u32[blocks]    CRC-32C of each block; padded with zeros to 8 bytes
+============= ============== ==============================================================
+
+The footer of the file holds a CRC of fences and block CRCs. A block's CRC is checked whenever it is read from
+the file. Invariant: fences never fall.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firn.batch import padded
+from firn.crc import crc32c
+from firn.errors import Corrupt
+from firn_node.filecache import FileCache
+from firn_node.kernels.compact import readonly
+
+BLOCK_ROWS = 4096
+ROW_BYTES = 16
+BLOCK_BYTES = BLOCK_ROWS * ROW_BYTES
+U64 = NDArray[np.uint64]
+
+
+class DamagedIndex(Corrupt):
+    """A key index or batch index that does not fit its CRC: rebuilt from the batches, never trusted."""
+
+
+class KeyIndex(Protocol):
+    rows: int
+    fences: U64
+
+    def block(self, number: int) -> tuple[U64, U64]:
+        """(hi, word) of one block, read-only. *Errors*: DamagedIndex."""
+        ...
+
+
+class ArrayKeyIndex:
+    """A key index in memory: the rows of an active segment."""
+
+    def __init__(self, hi: U64, word: U64) -> None:
+        self.rows = len(hi)
+        self._hi, self._word = readonly(hi), readonly(word)
+        self.fences: U64 = self._hi[::BLOCK_ROWS]
+
+    def block(self, number: int) -> tuple[U64, U64]:
+        at = number * BLOCK_ROWS
+        return self._hi[at : at + BLOCK_ROWS], self._word[at : at + BLOCK_ROWS]
+
+
+class BlockCache:
+    """Recently used blocks and batches, at most ``bytes_max`` of them; shared by all logs of a process."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._found: OrderedDict[tuple[object, ...], tuple[Any, int]] = OrderedDict()
+        self._lock = Lock()
+
+    def get(self, key: tuple[object, ...], load: Callable[[], tuple[Any, int]]) -> Any:
+        """The value under ``key``; ``load`` gives it and its bytes. What is larger than a quarter is not kept."""
+        with self._lock:
+            found = self._found.get(key)
+            if found is not None:
+                self._found.move_to_end(key)
+                return found[0]
+        value, size = load()
+        if size <= self._bytes_max // 4:
+            with self._lock:
+                if key not in self._found:
+                    self._found[key] = (value, size)
+                    self._bytes += size
+                while self._bytes > self._bytes_max:
+                    self._bytes -= self._found.popitem(last=False)[1][1]
+        return value
+
+
+class FileKeyIndex:
+    """A key index in a file, read block by block."""
+
+    def __init__(
+        self, cache: FileCache, path: str, *, position: int, rows: int, fences: U64, crcs: NDArray[Any]
+    ) -> None:
+        self.rows = rows
+        self.fences = fences
+        self.path = path
+        self._cache = cache
+        self._position = position
+        self._crcs = crcs
+
+    def block(self, number: int) -> tuple[U64, U64]:
+        rows = min(BLOCK_ROWS, self.rows - number * BLOCK_ROWS)
+        position = self._position + number * BLOCK_BYTES
+        with self._cache.reading(self.path) as file:
+            data = file.pread(rows * ROW_BYTES, position)
+        expected = int(self._crcs[number])
+        if len(data) != rows * ROW_BYTES or (found := crc32c(data)) != expected:
+            what = f"{len(data)} bytes" if len(data) != rows * ROW_BYTES else f"{found:#010x}"
+            raise DamagedIndex(
+                f"{self.path} at byte {position}: key index block {number}: expected CRC {expected:#010x}, found {what}",
+                file=self.path, position=position, expected=f"{expected:#010x}", found=what,
+            )  # fmt: skip
+        both = np.frombuffer(data, np.uint64)
+        return both[:rows], both[rows:]
+
+
+def tables_bytes(rows: int) -> int:
+    """Bytes of fences and block CRCs."""
+    blocks = -(-rows // BLOCK_ROWS)
+    return 8 * blocks + padded(4 * blocks)
+
+
+def first_block(index: KeyIndex, hi: int) -> int:
+    """The number of the first block that may hold ``hi``."""
+    return max(int(np.searchsorted(index.fences, np.uint64(hi), "left")) - 1, 0)
+
+
+def candidates(
+    index: KeyIndex, hi: int, lo: int, read: Callable[[int], tuple[U64, U64]] | None = None
+) -> list[int]:
+    """The rows of a fingerprint, newest first. ``read`` stands in for ``index.block`` (a cache)."""
+    found: list[int] = []
+    low, high = np.uint64(lo << 32), np.uint64((lo << 32) | 0xFFFFFFFF)
+    blocks = len(index.fences)
+    for number in range(first_block(index, hi), blocks):
+        if int(index.fences[number]) > hi:
+            break
+        his, words = (read or index.block)(number)
+        a, b = np.searchsorted(his, np.uint64(hi), "left"), np.searchsorted(his, np.uint64(hi), "right")
+        group = words[a:b]
+        group = group[(group >= low) & (group <= high)]
+        found += ((group & np.uint64(0xFFFFFFFF)) >> np.uint64(1)).astype(np.int64).tolist()
+    return found[::-1]
+
+
+class KeyIndexWriter:
+    """Writes sorted rows, given in pieces of any size, as blocks; keeps 12 bytes a block in memory."""
+
+    def __init__(self, write: Callable[[bytes], None]) -> None:
+        self._write = write
+        self._hi: list[U64] = []
+        self._word: list[U64] = []
+        self._pending = 0
+        self._fences: list[int] = []
+        self._crcs: list[int] = []
+        self.rows = 0
+        self.tombstones = 0
+
+    def add(self, hi: U64, word: U64) -> None:
+        """*Shape*: not below what was added before. The arrays are copied or written before return."""
+        if not len(hi):
+            return
+        self.rows += len(hi)
+        self.tombstones += int(np.count_nonzero(word & np.uint64(1)))
+        if self._pending + len(hi) < BLOCK_ROWS:
+            self._hi.append(hi.copy())
+            self._word.append(word.copy())
+            self._pending += len(hi)
+            return
+        his, words = np.concatenate([*self._hi, hi]), np.concatenate([*self._word, word])
+        whole = len(his) // BLOCK_ROWS * BLOCK_ROWS
+        for at in range(0, whole, BLOCK_ROWS):
+            self._block(his[at : at + BLOCK_ROWS], words[at : at + BLOCK_ROWS])
+        self._hi, self._word, self._pending = [his[whole:].copy()], [words[whole:].copy()], len(his) - whole
+
+    def finish(self) -> bytes:
+        """The last block is written; the bytes of fences and block CRCs come back."""
+        if self._pending:
+            self._block(np.concatenate(self._hi), np.concatenate(self._word))
+            self._hi, self._word, self._pending = [], [], 0
+        crcs = np.array(self._crcs, "<u4").tobytes()
+        return np.array(self._fences, "<u8").tobytes() + crcs + bytes(-len(crcs) % 8)
+
+    def _block(self, hi: U64, word: U64) -> None:
+        data = hi.tobytes() + word.tobytes()
+        self._fences.append(int(hi[0]))
+        self._crcs.append(crc32c(data))
+        self._write(data)
