@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from firn.batch import Batch, Buffer
-from firn.errors import Conflict, FirnError, Invalid, PartitionParked, ReadOnly, Unavailable, UnknownTopic
+from firn.batch import Batch, Buffer, Flag
+from firn.errors import Conflict, FirnError, Invalid, MalformedBatch, PartitionParked, ReadOnly, Unavailable, UnknownTopic
 from firn_node.engine.api import Appended, Outcome
 from firn_node.engine.core import Core
 from firn_node.engine.flusher import Flusher
@@ -33,6 +33,7 @@ from firn_node.failpoints import step
 from firn_node.kernels import Fault, Group, fault_error, inspect_group, stamp_group
 
 _log = logging.getLogger(__name__)
+_BROKERS_FLAGS = Flag.OFFSETS_SPARSE | Flag.REBUILT | Flag.CONTROL
 
 
 @dataclass(slots=True)
@@ -77,7 +78,7 @@ class Appender:
         if conditions is not None and any(c is not None for c in conditions):
             outcomes, sync = self._append_conditional(writable, group, conditions)
         else:
-            outcomes, sync = self._append(writable, group, range(group.count))
+            outcomes, sync = self._append(writable, group, range(len(group)))
         if sync or any(isinstance(o, Conflict) for o in outcomes):
             await self._flusher.wait(self._core.log.written_end)
         return outcomes
@@ -86,7 +87,7 @@ class Appender:
         """Append one batch of an internal topic; its end position. Await the flusher before relying on it."""
         writable = bytearray(batch)
         group = inspect_group(np.frombuffer(writable, np.uint8), self._core.secret)
-        outcomes, _ = self._append(writable, group, range(group.count))
+        outcomes, _ = self._append(writable, group, range(len(group)))
         for outcome in outcomes:
             if isinstance(outcome, FirnError):
                 raise outcome
@@ -96,8 +97,8 @@ class Appender:
         self, data: bytearray, group: Group, conditions: Sequence[int | None]
     ) -> tuple[list[Outcome], bool]:
         """One batch after another: each condition sees what was appended before it in the same request."""
-        if len(conditions) != group.count:
-            raise Invalid(f"if_offset: {len(conditions)} conditions for {group.count} batches")
+        if len(conditions) != len(group):
+            raise Invalid(f"if_offset: {len(conditions)} conditions for {len(group)} batches")
         outcomes: list[Outcome] = []
         any_sync = False
         for i, condition in enumerate(conditions):
@@ -141,6 +142,10 @@ class Appender:
     ) -> None:
         if group.fault[i] != Fault.OK:
             raise fault_error(group, i)
+        if int(group.flags[i]) & _BROKERS_FLAGS:
+            raise MalformedBatch(
+                "batch flags: sparse offsets, rebuilt and control batches are the broker's to write"
+            )
         topic = self._core.catalogue.by_id.get(int(group.topic_id[i]))
         if topic is None:
             raise UnknownTopic(
@@ -209,7 +214,9 @@ class Appender:
         core = self._core
         now = core.clock.now_ms()
         view = memoryview(data)
-        stamp_group(np.frombuffer(data, np.uint8), group, plan.chosen, plan.bases, core.epoch, now)
+        bases = np.full(len(group), -1, np.int64)
+        bases[plan.chosen] = plan.bases
+        stamp_group(data, group, bases, core.epoch, now)
         batches = [view[int(group.start[i]) : int(group.start[i]) + int(group.size[i])] for i in plan.chosen]
         step("append.stamped")
         positions = core.log.append(batches)

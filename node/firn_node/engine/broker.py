@@ -18,12 +18,16 @@ import time
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any
 
-from firn.batch import Buffer
+import numpy as np
+from numpy.typing import NDArray
+
+from firn.batch import Batch, Buffer
 from firn.errors import FirnError, NotFound, Unavailable
 from firn.partitioner import partition_of, partitions_of
 from firn.record import Record
 from firn.topicspec import TopicSpec
 from firn.types import TOPICS_TOPIC
+from firn.wire import items
 from firn_node.clock import Clock, LogClock, Randomness, RealClock, RealRandomness
 from firn_node.disk import Disk, RealDisk
 from firn_node.engine import messages, status
@@ -47,7 +51,7 @@ from firn_node.engine.lookup import Lookup
 from firn_node.engine.partition import Partition, unpack_state
 from firn_node.engine.partitions import Partitions
 from firn_node.engine.reader import Reader
-from firn_node.engine.retention import enforce_retention
+from firn_node.engine.retention import current_plan, holders
 from firn_node.engine.scheduler import Scheduler
 from firn_node.engine.sealer import Sealer
 from firn_node.engine.snapshots import Snapshots
@@ -60,7 +64,10 @@ from firn_node.settings import BrokerSettings
 _log = logging.getLogger(__name__)
 _HOUSEKEEPING_S = 1.0
 _STATES_AT_ONCE = 2000
+_SWEEP_AT_ONCE = 1000
 _COMPACTED = "compacted"
+_FIRST_POSITION = 4096  # of a new log: a topic's id is a position, and no topic has the id 0, 1 or 2
+_CATALOGUE_BYTES = 4 << 20
 
 
 class Broker:
@@ -117,7 +124,12 @@ class Broker:
         index = open_index(settings.index, f"{data}/index", disk, memory_bytes=settings.memory.index_bytes)
         self._closing.callback(index.close)
         log = CommitLog.open(
-            disk, cache, f"{data}/log", segment_bytes=settings.log_segment_bytes, verify_from=index.checkpoint
+            disk,
+            cache,
+            f"{data}/log",
+            segment_bytes=settings.log_segment_bytes,
+            verify_from=index.checkpoint,
+            create_at=_FIRST_POSITION,
         )
         self._closing.callback(log.close)
         secret = identity.secret_words()
@@ -159,11 +171,18 @@ class Broker:
 
     def _load_catalogue(self) -> None:
         partition = self.partitions.get(self.core.catalogue.named(TOPICS_TOPIC), 0)
-        for batch in partition.log.batches():
-            for key, value in zip(batch.key_list(), batch.value_list(), strict=True):
-                self.core.catalogue.apply(key.decode(), value)
-        for batch in self.partitions.raw_batches(partition, partition.horizon, partition.dispatched_end):
-            for key, value in zip(batch.key_list(), batch.value_list(), strict=True):
+        offset = 0
+        while offset < partition.horizon:
+            parts, offset = partition.log.read(offset, _CATALOGUE_BYTES)
+            result = ReadResult(partition.topic.topic_id, parts, offset, offset, offset, 0)
+            for item in items(result.take()):
+                self._apply_topics(item.batch, item.masked)
+        for batch in self.partitions.raw_batches(*partition.key, partition.horizon, partition.dispatched_end):
+            self._apply_topics(batch, None)
+
+    def _apply_topics(self, batch: Batch, masked: NDArray[np.bool_] | None) -> None:
+        for row, (key, value) in enumerate(zip(batch.key_list(), batch.value_list(), strict=True)):
+            if masked is None or not masked[row]:
                 self.core.catalogue.apply(key.decode(), value)
 
     async def _replay(self) -> None:
@@ -396,8 +415,19 @@ class Broker:
                 self._snapshots.expire()
                 self._sealer.check_budget()
                 if self._states_known:
-                    self._scheduler.held_back = enforce_retention(self.core, self.partitions)
+                    await self._retain()
                 await asyncio.to_thread(self.core.key_query.build_missing, 1)
+
+    async def _retain(self) -> None:
+        """Let go of commit log segments, and of what the index knows of them."""
+        core = self.core
+        plan = current_plan(core, self.partitions.states)
+        self._scheduler.held_back = holders(self.partitions.states, plan.expired)
+        if plan.release > core.log.start:
+            await asyncio.to_thread(core.log.release, plan.release)
+            core.index.trim(core.log.start)
+            self.metrics["segments_released"] += 1
+        await asyncio.to_thread(core.index.sweep, core.log.start, _SWEEP_AT_ONCE)
 
     def _check_disk(self) -> None:
         """Stop produces below the reserve; take them again, without a restart, once there is room."""

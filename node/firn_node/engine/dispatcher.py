@@ -40,8 +40,8 @@ class Dispatcher:
 
     def replay(self, position: int, data: bytes) -> None:
         """Index whole batches found in the log at start."""
-        group = inspect_group(np.frombuffer(data, np.uint8), self._core.secret)
-        rows = list(range(group.count))
+        group = inspect_group(data, self._core.secret, is_produce=False)
+        rows = list(range(len(group)))
         run = _Run()
         self._collect(run, data, group, rows, [position + int(group.start[i]) for i in rows], is_replay=True)
         self._commit(run, position + len(data))

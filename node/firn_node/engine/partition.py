@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgpack
 
-from firn_node.compaction import CompactedLog
+from firn_node.compaction.log import CompactedLog
 from firn_node.engine.api import TopicInfo
 from firn_node.engine.producers import ProducerRow
 from firn_node.kernels import ActiveIndex

@@ -8,7 +8,8 @@ import numpy as np
 
 from firn.batch import Batch, iterate
 from firn.errors import Corrupt, FirnError, PartitionParked, UnknownPartition
-from firn_node.compaction import CompactedLog
+from firn_node.compaction.log import CompactedLog
+from firn_node.compaction.manifest import Manifest
 from firn_node.engine.api import TopicInfo
 from firn_node.engine.core import Core
 from firn_node.engine.partition import DirtyState, Partition, unpack_state
@@ -81,15 +82,12 @@ class Partitions:
             state = unpack_state(stored) if stored else DirtyState()
         reason = None
         try:
-            log = CompactedLog.open(
-                core.disk, core.cache, self.folder(*key), topic_id=topic.topic_id, partition=number
-            )
+            log = self._open_log(topic, number)
         except (FirnError, OSError) as error:
             reason = f"its compacted log cannot be opened: {error}"
             _log.error("%s/%d parked: %s", topic.name, number, reason)
-            log = CompactedLog.empty(
-                core.disk, core.cache, self.folder(*key), topic_id=topic.topic_id, partition=number
-            )
+            nothing = Manifest(topic_id=topic.topic_id, partition=number)
+            log = CompactedLog(core.disk, core.cache, self.folder(*key), nothing)
         bounds = core.index.bounds(*key, core.log.start)
         end = max(bounds[1] if bounds else 0, log.manifest.horizon, state.next_offset)
         made = Partition(topic, number, log, state, next_offset=end, dispatched_end=end)
@@ -97,6 +95,18 @@ class Partitions:
             self.park(made, reason)
         self._open[key] = made
         return made
+
+    def _open_log(self, topic: TopicInfo, number: int) -> CompactedLog:
+        core, key = self._core, (topic.topic_id, number)
+        return CompactedLog.open(
+            core.disk,
+            core.cache,
+            self.folder(*key),
+            topic_id=topic.topic_id,
+            partition=number,
+            secret=core.secret,
+            dirty_source=lambda start, end: (b.data for b in self.raw_batches(*key, start, end)),
+        )
 
     def park(self, partition: Partition, reason: str) -> None:
         """Refuse this partition's work, with the reason, until a retry succeeds; the others go on."""
@@ -131,7 +141,7 @@ class Partitions:
             index = ActiveIndex(start)
             partition.active_bytes = 0
             partition.active_since_ms = 0
-            for batch in self.raw_batches(partition, start, partition.dispatched_end):
+            for batch in self.raw_batches(*partition.key, start, partition.dispatched_end):
                 self._index_batch(partition, index, batch)
             for pending in partition.pending:
                 if pending.end > index.end:
@@ -151,20 +161,20 @@ class Partitions:
             partition.active_bytes += batch.header.size
             partition.active_since_ms = partition.active_since_ms or batch.header.append_timestamp
 
-    def raw_batches(self, partition: Partition, start: int, end: int) -> Iterator[Batch]:
+    def raw_batches(self, topic_id: int, number: int, start: int, end: int) -> Iterator[Batch]:
         """The batches that hold offsets [start, end), from the commit log, checked. Dispatched offsets only."""
         core = self._core
         while start < end:
-            entries = core.index.scan(*partition.key, start, end=end, limit=_LOAD_ENTRIES)
+            entries = core.index.scan(topic_id, number, start, end=end, limit=_LOAD_ENTRIES)
             if not entries:
                 return
             for entry in entries:
                 for batch in iterate(core.log.read(entry.position, entry.size)):
                     if batch.header.last_offset < start:
                         continue
-                    if batch.header.topic_id != partition.topic.topic_id:
+                    if batch.header.topic_id != topic_id:
                         raise Corrupt(
-                            f"commit log position {entry.position}: expected topic id {partition.topic.topic_id}, "
+                            f"commit log position {entry.position}: expected topic id {topic_id}, "
                             f"found {batch.header.topic_id}",
                             position=entry.position,
                         )

@@ -156,7 +156,10 @@ class Reader:
             return self._keys_parts(runs), at, []
         parts: list[bytes | FileRange] = []
         for position, size in runs:
-            parts.extend(self.core.log.ranges(position, size))
+            while size > 0:  # a run may cross into the next segment
+                piece = self.core.log.range(position, size)
+                parts.append(piece)
+                position, size = position + piece.size, size - piece.size
         return parts, at, runs
 
     def _keys_parts(self, runs: list[tuple[int, int]]) -> list[bytes | FileRange]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from firn.types import OFFSETS_TOPIC_ID, TOPICS_TOPIC_ID
 from firn_node.engine.api import TopicInfo
 from firn_node.engine.core import Core
-from firn_node.engine.partitions import Partitions
+from firn_node.engine.partition import DirtyState
 from firn_node.log import SegmentInfo
 
 _INTERNAL = (TOPICS_TOPIC_ID, OFFSETS_TOPIC_ID)
@@ -67,18 +67,18 @@ def _lets_go(topic: TopicInfo | None, newest_ms: int, bytes_left: int, now_ms: i
     return now_ms - newest_ms > retention.time_ms or bytes_left >= retention.size_bytes
 
 
-def enforce_retention(core: Core, partitions: Partitions) -> set[tuple[int, int]]:
-    """Release what may go; returns the partitions that hold expired segments back."""
-    dirty = {key: s.oldest_position for key, s in partitions.states.items() if s.is_dirty}
-    plan = plan_retention(
+def holders(states: Mapping[tuple[int, int], DirtyState], expired: int) -> set[tuple[int, int]]:
+    """The partitions whose dirty records lie below ``expired``: they hold retention back."""
+    return {key for key, state in states.items() if state.is_dirty and state.oldest_position < expired}
+
+
+def current_plan(core: Core, states: Mapping[tuple[int, int], DirtyState]) -> Retained:
+    """How far the broker's log may be cut now."""
+    dirty = (state.oldest_position for state in states.values() if state.is_dirty)
+    return plan_retention(
         core.log.segments(),
         core.catalogue.by_id,
         now_ms=core.clock.now_ms(),
         checkpoint=core.index.checkpoint,
-        oldest_dirty=min(dirty.values(), default=core.dispatched_position),
+        oldest_dirty=min(dirty, default=core.dispatched_position),
     )
-    if plan.release > core.log.start:
-        core.log.release(plan.release)
-        core.index.trim(core.log.start)
-        core.metrics["segments_released"] += 1
-    return {key for key, position in dirty.items() if position < plan.expired}

@@ -288,10 +288,7 @@ class Scheduler:
         )
         if partition.deleted:
             return
-        manifest, stats = (
-            partition.log.manifest,
-            partition.log.stats(partition.topic.spec.compaction.delete_retention_ms),
-        )
+        manifest, stats = partition.log.manifest, partition.log.stats()
         if partition.active is not None:
             partition.active.drop_before(manifest.horizon)
         state.last_result, state.last_reason, state.last_seconds = (
@@ -300,7 +297,12 @@ class Scheduler:
             result.seconds,
         )
         state.clean_bytes, state.clean_rows = stats.bytes, stats.live
-        state.next_tombstone_ms, state.oldest_masked_ms = stats.next_tombstone_ms, stats.oldest_masked_ms
+        delete_retention = partition.topic.spec.compaction.delete_retention_ms
+        covered, masked = stats.next_tombstone_ms, stats.oldest_masked_ms
+        state.next_tombstone_ms = (
+            -1 if covered is None or not stats.tombstones else covered + delete_retention
+        )
+        state.oldest_masked_ms = -1 if masked is None else masked
         state.sealed_bytes = sum(d.bytes for d in manifest.dirty)
         self.core.metrics[f"compactions_{result.state}"] += 1
         self.core.metrics["compaction_bytes_written"] += result.bytes_written

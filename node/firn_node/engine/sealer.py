@@ -55,7 +55,7 @@ class Sealer:
 
     def seal(self, partition: Partition) -> None:
         active = partition.active
-        if active is None or active.end == active.base or self._stopping:
+        if active is None or active.end == active.start or self._stopping:
             return
         partition.sealing.append(active)
         partition.active = ActiveIndex(active.end)
@@ -105,7 +105,7 @@ class Sealer:
             del self._tasks[partition.key]
 
     def _write(self, partition: Partition, active: ActiveIndex, size: int) -> None:
-        start = max(active.base, partition.unsealed_start)
+        start = max(active.start, partition.unsealed_start)
         if start >= active.end:
             return  # a compaction has covered it meanwhile
         hi, word = active.sorted(start, active.end)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from firn.errors import SnapshotExpired
-from firn_node.compaction import Pin
+from firn_node.compaction.log import Pin
 from firn_node.engine.api import SnapshotInfo, TopicInfo
 from firn_node.engine.core import Core
 from firn_node.engine.partition import Partition
