@@ -1,0 +1,51 @@
+"""Which brokers a client talks to: ``HOST:PORT[,HOST:PORT...]``, tried in turn.
+
+Order: the argument, else ``$FIRN_BROKER``, else ``127.0.0.1:7700``. The address that worked last, or that a
+``not_master`` answer named, comes first.
+"""
+
+import os
+
+from firn.errors import Invalid
+
+DEFAULT = "127.0.0.1:7700"
+ENVIRONMENT = "FIRN_BROKER"
+
+
+def parse_addresses(text: str | None) -> list[str]:
+    """The addresses of ``text``, in its order, without repeats.
+
+    Errors: Invalid, naming the address that is not ``HOST:PORT``.
+    """
+    given = text or os.environ.get(ENVIRONMENT) or DEFAULT
+    found = []
+    for part in given.split(","):
+        address = part.strip()
+        host, colon, port = address.rpartition(":")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise Invalid(f"broker address {address!r}: expected HOST:PORT, several parted by commas")
+        found.append(address)
+    return list(dict.fromkeys(found))
+
+
+class Addresses:
+    """The known addresses, the preferred one first."""
+
+    def __init__(self, text: str | None) -> None:
+        self._known = parse_addresses(text)
+
+    def in_turn(self) -> list[str]:
+        return list(self._known)
+
+    @property
+    def preferred(self) -> str:
+        return self._known[0]
+
+    def prefer(self, address: str) -> None:
+        """``address`` comes first from now on; one that was not known is kept as well."""
+        self._known = [address, *(a for a in self._known if a != address)]
+
+    def put_last(self, address: str) -> None:
+        """``address`` failed: the others come first."""
+        if address in self._known:
+            self._known = [*(a for a in self._known if a != address), address]

@@ -1,0 +1,376 @@
+"""From records as ``send`` got them to columns of batches: the work that is done once a chunk, not once a record.
+
+A *chunk* is the list of records that ``send`` or ``send_many`` appended between two cuts. Cutting it finds the
+faulty records, places the others on partitions, and parts each partition's rows into batches.
+
+Invariants: the rows of a partition keep the order in which they were sent; every row is either faulty or in
+exactly one batch; a chunk is complete when each row has an offset or an error.
+"""
+
+from asyncio import AbstractEventLoop, Future, shield
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firn import limits
+from firn.batch import Codec, Codecs, Columns, columns_of
+from firn.errors import FirnError, Invalid, LimitExceeded, UnknownPartition
+from firn.partitioner import partitions_of
+
+PENDING, FAILED = -1, -2
+# What a record takes in a batch beside its key and value: two lengths and a timestamp.
+ROW_BYTES = 16
+
+Row = tuple[Any, Any, Any, Any, Any, Any, Any]  # key, value, tag, timestamp, headers, queues, partition
+Fields = list[list[Any]]  # the same seven, each as a list over the rows
+
+
+class Chunk:
+    """Records that were cut together, and what became of each.
+
+    ``first`` is the ordinal of its first record among all that its producer was given: errors name records by it.
+    """
+
+    __slots__ = (
+        "_changed", "bytes", "errors", "failure", "fields", "first", "left", "loop", "offsets", "partitions", "records",
+    )  # fmt: skip
+
+    def __init__(self, loop: AbstractEventLoop, first: int) -> None:
+        self.loop = loop
+        self.first = first
+        self.fields: Fields = []
+        self.records = 0
+        self.bytes = 0
+        self.offsets: NDArray[np.int64] = np.empty(0, np.int64)
+        self.partitions: NDArray[np.int64] = np.empty(0, np.int64)
+        self.errors: dict[int, FirnError] = {}
+        self.failure: FirnError | None = None  # the first of ``errors``
+        self.left = -1  # rows without an outcome; -1: not cut yet
+        self._changed: Future[None] | None = None
+
+    def fill(self, fields: Fields) -> None:
+        """The chunk's records, once and for all."""
+        self.fields = fields
+        self.records = len(fields[0])
+        self.bytes = bytes_of(fields)
+
+    def opened(self) -> Fields:
+        """The records, which the chunk lets go: from now on it holds their outcomes."""
+        fields, self.fields = self.fields, []
+        self.offsets = np.full(self.records, PENDING, np.int64)
+        self.partitions = np.zeros(self.records, np.int64)
+        self.left = self.records
+        return fields
+
+    @property
+    def is_complete(self) -> bool:
+        return self.left == 0
+
+    def acknowledge(self, rows: NDArray[np.int64], base_offset: int) -> None:
+        self.offsets[rows] = np.arange(base_offset, base_offset + len(rows))
+        self._settled(len(rows))
+
+    def fail(self, rows: Sequence[int] | NDArray[np.int64], error: FirnError) -> None:
+        numbers = [int(row) for row in rows]
+        self.offsets[numbers] = FAILED
+        self.errors.update(zip(numbers, repeat(error), strict=False))
+        self.failure = self.failure or error
+        self._settled(len(numbers))
+
+    def _settled(self, count: int) -> None:
+        self.left -= count
+        if self._changed is not None and not self._changed.done():
+            self._changed.set_result(None)
+        self._changed = None
+
+    async def wait(self, row: int) -> tuple[int, int]:
+        """Partition and offset of a row, once it is acknowledged. Errors: what the row failed with."""
+        while self.left < 0 or self.offsets[row] == PENDING:
+            await self._change()
+        if (error := self.errors.get(row)) is not None:
+            raise error
+        return int(self.partitions[row]), int(self.offsets[row])
+
+    async def wait_all(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Partitions and offsets of all rows. Errors: the first failure."""
+        while self.left != 0:
+            await self._change()
+        if self.failure is not None:
+            raise self.failure
+        return self.partitions, self.offsets
+
+    async def _change(self) -> None:
+        """Returns after the next outcome. One future serves all that wait, so none of them may cancel it."""
+        if self._changed is None:
+            self._changed = self.loop.create_future()
+        await shield(self._changed)
+
+
+class Sent(tuple[Chunk, int]):
+    """A record on its way: awaiting it gives ``(partition, offset)`` or raises what it failed with."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, tuple[int, int]]:
+        return self[0].wait(self[1]).__await__()
+
+
+class SentMany:
+    """Records of one ``send_many``: awaiting it gives two arrays, partitions and offsets."""
+
+    __slots__ = ("_chunks",)
+
+    def __init__(self, chunks: Sequence[Chunk]) -> None:
+        self._chunks = chunks
+
+    def __await__(self) -> Generator[Any, None, tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        found = [await chunk.wait_all() for chunk in self._chunks]
+        if not found:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return np.concatenate([p for p, _ in found]), np.concatenate([o for _, o in found])
+
+
+def fields_of(rows: Sequence[Row]) -> Fields:
+    """The seven lists of some rows."""
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def bytes_of(fields: Fields) -> int:
+    """About how many bytes the records will take; what is not well formed counts for little."""
+    keys, values = fields[:2]
+    try:
+        total = sum(map(len, keys)) + sum(map(len, values if None not in values else filter(None, values)))
+    except TypeError:
+        total = sum(len(x) for column in (keys, values) for x in column if isinstance(x, _BYTES))
+    return total + ROW_BYTES * len(keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The columns of one batch-to-be, and which rows of the chunk they are."""
+
+    partition: int
+    columns: Columns
+    rows: NDArray[np.int64]
+
+
+def cut(chunk: Chunk, partitions: int, *, batch_bytes: int, now_ms: int) -> list[Cut]:
+    """The batches of a chunk; rows that may not be sent have failed on return, the others go on.
+
+    *Shape*: per partition in the order sent; every batch within ``batch_bytes`` where one record is.
+    *Effects*: the chunk is opened, and its rows are let go.
+    """
+    fields = chunk.opened()
+    numbers = np.arange(chunk.records, dtype=np.int64)
+    if faults := faults_of(fields, partitions, chunk.first):
+        for row, error in faults.items():
+            chunk.fail([row], error)
+        numbers = np.array([i for i in range(chunk.records) if i not in faults], np.int64)
+        fields = [_take(column, numbers) for column in fields]
+        if not len(numbers):
+            return []
+    keys, values, tags, stamps, headers, queues, wanted = fields
+    stamp: Any = now_ms if _none(stamps) else [now_ms if s is None else s for s in stamps]
+    lists = Lists(keys, values, stamp, _or_none(tags), _or_none(headers), _queues(queues))
+    placed = partitions_of(keys, partitions)
+    if not _none(wanted):
+        for at, partition in enumerate(wanted):
+            if partition is not None:
+                placed[at] = partition
+    chunk.partitions[numbers] = placed
+    return _part(lists, placed, numbers, partitions, batch_bytes)
+
+
+@dataclass(slots=True)
+class Lists:
+    """Well formed records as lists; ``timestamps`` may be one for all, the optional columns absent."""
+
+    keys: list[bytes]
+    values: list[bytes | None]
+    timestamps: list[int] | int
+    tags: list[str | None] | None = None
+    headers: list[Mapping[str, str] | None] | None = None
+    queues: list[Sequence[str]] | None = None
+
+    def take(self, order: NDArray[np.int64]) -> "Lists":
+        return Lists(*(_take(c, order) if isinstance(c, list) else c for c in self._all()))
+
+    def slice(self, start: int, end: int) -> "Lists":
+        return Lists(*(c[start:end] if isinstance(c, list) else c for c in self._all()))
+
+    def _all(self) -> tuple[Any, ...]:
+        return (self.keys, self.values, self.timestamps, self.tags, self.headers, self.queues)
+
+    def columns(self) -> Columns:
+        return columns_of(
+            self.keys, self.values, self.timestamps, tags=self.tags, queues=self.queues, headers=self.headers
+        )
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of each row in a batch."""
+        n = len(self.keys)
+        sizes = np.fromiter(map(len, self.keys), np.int64, n) + ROW_BYTES
+        sizes += np.fromiter((0 if v is None else len(v) for v in self.values), np.int64, n)
+        if self.tags:
+            sizes += np.fromiter((4 + len(t or "") * 4 for t in self.tags), np.int64, n)
+        if self.headers:
+            sizes += np.fromiter((_headers_bytes(h) for h in self.headers), np.int64, n)
+        if self.queues:
+            sizes += np.fromiter(
+                (2 + sum(2 + 4 * len(q) for q in names) for names in self.queues), np.int64, n
+            )
+        return sizes
+
+
+def _part(
+    lists: Lists, placed: NDArray[np.int64], numbers: NDArray[np.int64], partitions: int, batch_bytes: int
+) -> list[Cut]:
+    if partitions > 1 and len(placed) and (placed != placed[0]).any():
+        order = np.argsort(placed, kind="stable")
+        lists, placed, numbers = lists.take(order), placed[order], numbers[order]
+    ends = np.flatnonzero(np.diff(placed)) + 1
+    found = []
+    sums = np.concatenate(([0], np.cumsum(lists.sizes())))
+    for start, end in zip([0, *ends.tolist()], [*ends.tolist(), len(placed)], strict=True):
+        at = start
+        while at < end:
+            upto = int(np.searchsorted(sums, sums[at] + batch_bytes, side="right")) - 1
+            upto = min(max(upto, at + 1), end, at + limits.BATCH_RECORDS_MAX)
+            found.append(Cut(int(placed[at]), lists.slice(at, upto).columns(), numbers[at:upto]))
+            at = upto
+    return found
+
+
+def codecs(name: str) -> Codecs:
+    """The codecs of a producer's ``compression``. Errors: Invalid."""
+    known = {"none": Codec.NONE, "lz4": Codec.LZ4, "zstd": Codec.ZSTD}
+    if name not in known:
+        raise Invalid(f"compression {name!r}: expected one of {', '.join(known)}")
+    return Codecs(known[name], known[name], known[name])
+
+
+def _none(column: list[Any]) -> bool:
+    return column.count(None) == len(column)
+
+
+def _or_none(column: list[Any]) -> Any:
+    return None if _none(column) else column
+
+
+def _queues(column: list[Any]) -> Any:
+    return None if _none(column) else [names or () for names in column]
+
+
+def _take(column: list[Any], order: NDArray[np.int64]) -> list[Any]:
+    if len(order) == 0:
+        return []
+    if len(order) == 1:
+        return [column[int(order[0])]]
+    return list(itemgetter(*order.tolist())(column))
+
+
+def _headers_bytes(headers: Mapping[str, str] | None) -> int:
+    return 4 + (sum(10 + 4 * (len(k) + len(v)) for k, v in headers.items()) if headers else 0)
+
+
+_BYTES = (bytes, bytearray, memoryview)
+
+
+def faults_of(fields: Fields, partitions: int, first: int) -> dict[int, FirnError]:
+    """The rows that may not be sent, with why. Whole columns are checked first; rows only where one is suspect.
+
+    *Effects*: keys and values that are other buffers than bytes are replaced by their bytes of this moment.
+    """
+    keys, values, *extras = fields
+    key_types, value_types = set(map(type, keys)), set(map(type, values))
+    if (
+        key_types == {bytes}
+        and value_types <= {bytes, type(None)}
+        and max(map(len, keys)) <= limits.KEY_BYTES_MAX
+        and max(map(len, filter(None, values)), default=0) <= limits.VALUE_BYTES_MAX
+        and all(map(_none, extras))
+    ):
+        return {}
+    found = {}
+    for row, record in enumerate(zip(*fields, strict=True)):
+        error = fault_of(record, partitions, f"record {first + row}")
+        if error is not None:
+            found[row] = error
+            continue
+        for column in (keys, values):
+            if type(raw := column[row]) is not bytes and raw is not None:
+                column[row] = bytes(raw)
+    return found
+
+
+def fault_of(record: Row, partitions: int, name: str) -> FirnError | None:
+    """Why a record may not be sent, or None. ``name`` is how the message calls it."""
+    key, value, tag, stamp, headers, queues, partition = record
+    if not isinstance(key, _BYTES):
+        return Invalid(f"{name}: the key is {key!r}; a key is bytes, and may be empty but not null")
+    if value is not None and not isinstance(value, _BYTES):
+        return Invalid(
+            f"{name}: the value is a {type(value).__name__}; a value is bytes, or None for a tombstone"
+        )
+    if memoryview(key).nbytes > limits.KEY_BYTES_MAX:
+        return LimitExceeded(
+            f"{name}: a key of {memoryview(key).nbytes} bytes; at most {limits.KEY_BYTES_MAX}"
+        )
+    if value is not None and memoryview(value).nbytes > limits.VALUE_BYTES_MAX:
+        return LimitExceeded(
+            f"{name}: a value of {memoryview(value).nbytes} bytes; at most {limits.VALUE_BYTES_MAX}"
+        )
+    if partition is not None and not _is_int(partition):
+        return Invalid(f"{name}: partition: expected a number, found {partition!r}")
+    if partition is not None and not 0 <= partition < partitions:
+        return UnknownPartition(f"{name}: partition {partition}: the topic has {partitions}")
+    if stamp is not None and not (_is_int(stamp) and -(1 << 63) <= stamp < 1 << 63):
+        return Invalid(f"{name}: timestamp: expected ms since 1970, found {stamp!r}")
+    return _fault_of_extras(tag, headers, queues, name)
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _fault_of_extras(tag: Any, headers: Any, queues: Any, name: str) -> FirnError | None:
+    if tag is not None and not isinstance(tag, str):
+        return Invalid(f"{name}: tag: expected a string, found {tag!r}")
+    if tag is not None and _utf8(tag) is None:
+        return Invalid(f"{name}: tag {tag!r} is not valid Unicode")
+    if tag is not None and (size := len(tag.encode())) > limits.TAG_BYTES_MAX:
+        return LimitExceeded(f"{name}: a tag of {size} bytes; at most {limits.TAG_BYTES_MAX}")
+    if headers is not None:
+        if not isinstance(headers, Mapping) or not all(
+            isinstance(x, str) and _utf8(x) is not None for pair in headers.items() for x in pair
+        ):
+            return Invalid(f"{name}: headers: expected a mapping of strings to strings, found {headers!r}")
+        if sum(10 + len(k.encode()) + len(v.encode()) for k, v in headers.items()) > limits.HEADERS_BYTES_MAX:
+            return LimitExceeded(f"{name}: headers of more than {limits.HEADERS_BYTES_MAX} bytes")
+    if queues is not None:
+        if isinstance(queues, str | bytes) or not isinstance(queues, Sequence):
+            return Invalid(f"{name}: queues: expected a list of names, found {queues!r}")
+        if len(queues) > limits.QUEUES_PER_RECORD_MAX:
+            return LimitExceeded(f"{name}: {len(queues)} queues; at most {limits.QUEUES_PER_RECORD_MAX}")
+        for queue in queues:
+            raw = _utf8(queue) if isinstance(queue, str) else None
+            if not raw or len(raw) > limits.QUEUE_NAME_BYTES_MAX:
+                return Invalid(
+                    f"{name}: queue name {queue!r}: expected 1 to {limits.QUEUE_NAME_BYTES_MAX} bytes"
+                )
+    return None
+
+
+def _utf8(text: str) -> bytes | None:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        return None

@@ -1,0 +1,386 @@
+"""``Client``: everything a program asks of brokers, over asyncio."""
+
+import asyncio
+import random
+import weakref
+from collections.abc import Awaitable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Self
+
+import msgpack
+
+from firn.batch import Buffer
+from firn.client.feed import PAGE_BYTES, PREFETCH_BYTES, Source
+from firn.client.groups import GroupOffset, commit_offsets, fetch_offsets
+from firn.client.producer import Producer, ProducerSettings, Target
+from firn.client.puts import Put, Puts
+from firn.client.reader import Reader, ReaderSettings, Start
+from firn.client.snapshot import Snapshot
+from firn.client.stream import expect
+from firn.client.table import Table
+from firn.client.transport import Transport, path_of
+from firn.errors import Invalid, InvariantBroken, LimitExceeded, Timeout, UnknownTopic
+from firn.record import Record, parse_document
+from firn.wire import Op
+
+TIMEOUT_S = 30.0
+GET_KEYS = 1000  # keys of one request of `get_many`
+GET_BYTES = 1 << 20
+GETS_AT_ONCE = 4
+TOPICS_PAGE = 1000
+POLL_S = 0.2
+
+
+class Client:
+    """A client of the brokers at ``HOST:PORT[,...]`` (else ``$FIRN_BROKER``, else ``127.0.0.1:7700``).
+
+    Use it as ``async with``: leaving it closes its producers (which flushes them), readers and tables.
+    ``timeout``: seconds for each request, retries included. ``token``: a bearer token, where brokers want one.
+    """
+
+    def __init__(
+        self,
+        brokers: str | None = None,
+        *,
+        timeout: float = TIMEOUT_S,
+        token: str | None = None,
+        randomness: random.Random | None = None,
+    ) -> None:
+        self._transport = Transport(
+            brokers, timeout=timeout, randomness=randomness or random.SystemRandom(), token=token
+        )
+        self._puts = Puts(self._transport)
+        self._targets: dict[str, Target] = {}
+        self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
+        self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
+        self._tables: list[Table] = []
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(flush=error is None)
+
+    async def close(self, *, flush: bool = True) -> None:
+        """Close everything that was opened here. Errors: those of the producers' last flush."""
+        try:
+            ends = [p.close() if flush else p.abort() for p in list(self._producers)]
+            outcomes = await asyncio.gather(*ends, return_exceptions=True)
+            for reader in list(self._readers):
+                await reader.close()
+            for table in self._tables:
+                await table.close()
+        finally:
+            await self._transport.close()
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    # Topics
+
+    async def create_topic(self, name: str, partitions: int = 1, **spec: Any) -> dict[str, Any]:
+        """Create a topic; ``spec``: its other fields, as ``compaction={"minDirtyRatio": 0.2}``.
+
+        Errors: TopicExists, Invalid naming the field.
+        """
+        body = {"name": name, "spec": {"partitions": partitions, **spec}}
+        answer = await self._transport.request("POST", path_of("topics"), body=body, is_repeatable=False)
+        self._targets.pop(name, None)
+        return _mapping(answer.document())
+
+    async def update_topic(self, name: str, **spec: Any) -> dict[str, Any]:
+        """Change a topic's spec: the fields that are given become these, the others stay."""
+        current = (await self.describe(name))["spec"]
+        merged = {
+            **current,
+            **{k: {**current.get(k, {}), **v} if isinstance(v, Mapping) else v for k, v in spec.items()},
+        }
+        answer = await self._transport.request("PUT", path_of("topics", name), body={"spec": merged})
+        return _mapping(answer.document())
+
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic with its records. Errors: UnknownTopic."""
+        await self._transport.request("DELETE", path_of("topics", name), is_repeatable=False)
+        self._targets.pop(name, None)
+
+    async def topics(self) -> list[dict[str, Any]]:
+        """All topics, by name."""
+        found: list[dict[str, Any]] = []
+        after: str | None = None
+        while True:
+            query = {"after": after, "limit": TOPICS_PAGE}
+            document = (await self._transport.request("GET", path_of("topics"), query=query)).document()
+            page = document["topics"] if isinstance(document, dict) else document
+            found += page
+            if len(page) < TOPICS_PAGE:
+                return found
+            after = page[-1]["name"]
+
+    async def describe(self, name: str) -> dict[str, Any]:
+        """A topic's id, spec and state. Errors: UnknownTopic."""
+        return _mapping((await self._transport.request("GET", path_of("topics", name))).document())
+
+    async def _target(self, name: str, timeout: float | None = None) -> Target:
+        found = self._targets.get(name)
+        if found is None:
+            answer = await self._transport.request("GET", path_of("topics", name), timeout=timeout)
+            document = _mapping(answer.document())
+            found = Target(int(document["topic_id"]), int(document["spec"]["partitions"]))
+            self._targets[name] = found
+        return found
+
+    async def _fresh_target(self, name: str, timeout: float) -> Target:
+        self._targets.pop(name, None)
+        return await self._target(name, timeout)
+
+    async def _count_partitions(self, name: str) -> int:
+        return (await self._fresh_target(name, self._transport.timeout)).partitions
+
+    # Writing
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        linger_ms: float = 5,
+        batch_bytes: int = 1 << 20,
+        guard: AbstractContextManager[Any] | None = None,
+        **settings: Any,
+    ) -> Producer:
+        """A producer; other ``settings`` are those of ``ProducerSettings`` (buffer_bytes, compression, ...)."""
+        chosen = ProducerSettings(linger_ms=linger_ms, batch_bytes=batch_bytes, **settings)
+        found = Producer(topic, self._transport, self._fresh_target, chosen, guard=guard)
+        self._producers.add(found)
+        return found
+
+    async def put(
+        self,
+        topic: str,
+        key: Buffer,
+        value: Buffer | None,
+        *,
+        if_offset: int | None = None,
+        tag: str | None = None,
+        timestamp: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        queues: Sequence[str] | None = None,
+        partition: int | None = None,
+    ) -> tuple[int, int]:
+        """Write one record and wait for it: its partition and offset.
+
+        ``if_offset``: only if the key's newest record has this offset; -1: only if there is none, or a tombstone.
+        Errors: Conflict, with ``newest_offset`` in its details; Timeout when the outcome is unknown.
+        """
+        put = Put(
+            key=key, value=value, if_offset=if_offset, tag=tag, timestamp=timestamp, headers=headers,
+            queues=queues, partition=partition,
+        )  # fmt: skip
+        known = topic in self._targets
+        try:
+            return await self._puts.put(put, await self._target(topic), timeout=self._transport.timeout)
+        except UnknownTopic:
+            self._targets.pop(topic, None)
+            if not known:
+                raise
+        # What was known of the topic may be of an earlier creation, in which nothing can have been written now.
+        return await self._puts.put(put, await self._target(topic), timeout=self._transport.timeout)
+
+    async def delete(
+        self, topic: str, key: Buffer, *, if_offset: int | None = None, partition: int | None = None
+    ) -> tuple[int, int]:
+        """Write a tombstone: its partition and offset. Errors: as ``put``."""
+        return await self.put(topic, key, None, if_offset=if_offset, partition=partition)
+
+    # Reading
+
+    async def get(self, topic: str, key: Buffer) -> Record | None:
+        """The newest record of a key; None when there is none or it is deleted."""
+        return (await self.get_many(topic, [key]))[0]
+
+    async def get_many(self, topic: str, keys: Sequence[Buffer]) -> list[Record | None]:
+        """The newest record of each key, in the order of ``keys``."""
+        for at, key in enumerate(keys):
+            if not isinstance(key, bytes | bytearray | memoryview):
+                raise Invalid(f"key {at}: expected bytes, found {key!r}")
+        wanted = [bytes(key) for key in keys]
+        at_once = asyncio.Semaphore(GETS_AT_ONCE)
+
+        async def part(some: list[bytes]) -> list[Record | None]:
+            async with at_once:
+                return await self._get_some(topic, some)
+
+        found = await asyncio.gather(*(part(some) for some in _parts(wanted)))
+        return [record for records in found for record in records]
+
+    async def _get_some(self, topic: str, keys: list[bytes]) -> list[Record | None]:
+        async def attempt() -> list[Any]:
+            stream = await self._transport.stream()
+            answer = expect(await stream.ask(Op.GET, {"topic": topic}, msgpack.packb(keys)), Op.VALUES)
+            values = msgpack.unpackb(answer.data)
+            if not isinstance(values, list) or len(values) != len(keys):
+                raise InvariantBroken(f"the broker answered {len(keys)} keys with something else")
+            return values
+
+        try:
+            values = await self._transport.retried(attempt, what=f"get from {topic}")
+        except LimitExceeded:
+            if len(keys) == 1:
+                raise
+            half = len(keys) // 2  # the values are too large together
+            return [*await self._get_some(topic, keys[:half]), *await self._get_some(topic, keys[half:])]
+        return [
+            None if v is None else Record(topic, v[0], v[1], v[2], key, v[3], v[4], v[5] or {})
+            for key, v in zip(keys, values, strict=True)
+        ]
+
+    def reader(
+        self,
+        topic: str,
+        *,
+        view: str | None = None,
+        start: Start | None = None,
+        until_end: bool = False,
+        partitions: Sequence[int] | None = None,
+        group: str | None = None,
+        queue: str | None = None,
+        tag: str | None = None,
+        read_from: str | None = None,
+        snapshot: Snapshot | None = None,
+        page_bytes: int = PAGE_BYTES,
+        prefetch_bytes: int = PREFETCH_BYTES,
+    ) -> Reader:
+        """A reader of a topic's records; nothing is asked before it is iterated.
+
+        ``view``: compacted (default; raw of a light queue) or raw. ``start``: earliest (default), latest,
+        committed (default with a group), an offset, a time (datetime, RFC 3339 or ``@MILLISECONDS``), or a mapping
+        of partition to offset. ``read_from``: the address of the broker to read from. A reader of a snapshot reads
+        it to its end.
+        """
+        chosen = view or ("compacted" if queue is None else "raw")
+        if chosen not in ("compacted", "raw"):
+            raise Invalid(f"view: expected compacted or raw, found {view!r}")
+        if chosen == "compacted" and queue is not None:
+            raise Invalid("a light queue has no compacted view")
+        if snapshot is not None and (snapshot.topic != topic or queue is not None or chosen == "raw"):
+            raise Invalid(f"a snapshot of {snapshot.topic} is read as that topic's compacted view")
+        source = Source(
+            topic, chosen, until_end=until_end or snapshot is not None, queue=queue, tag=tag,
+            snapshot=None if snapshot is None else snapshot.id, read_from=read_from,
+            page_bytes=page_bytes, prefetch_bytes=prefetch_bytes,
+        )  # fmt: skip
+        begin = start if start is not None else ("earliest" if group is None else "committed")
+        settings = ReaderSettings(
+            source=source, start=begin, partitions=partitions, group=group,
+            targets=None if snapshot is None else snapshot.ends,
+        )  # fmt: skip
+        found = Reader(self._transport, settings, self._count_partitions)
+        self._readers.add(found)
+        return found
+
+    async def table(self, topic: str) -> Table:
+        """The topic as a live mapping. It fills from now on: ``await table.caught_up()``."""
+        target = await self._fresh_target(topic, self._transport.timeout)
+        found = Table(self._transport, topic, target.partitions)
+        self._tables.append(found)
+        return found
+
+    async def snapshot(self, topic: str) -> Snapshot:
+        """A pinned state of a topic: ``async with await client.snapshot(topic) as snapshot``."""
+        return await Snapshot.open(self._transport, topic)
+
+    async def query(
+        self, topic: str, key: bytes, *, since: int | None = None, until: int | None = None
+    ) -> list[Record]:
+        """The raw records of a key with timestamps in ``[since, until)`` (ms), oldest first, as long as retained."""
+        query = {"key": bytes(key), "since": since, "until": until}
+        answer = await self._transport.request("GET", path_of("topics", topic, "query"), query=query)
+        document = answer.document()
+        return [
+            record_of(found) for found in (document["records"] if isinstance(document, dict) else document)
+        ]
+
+    # Groups, compaction, status
+
+    async def commit_offsets(
+        self, group: str, topic: str, offsets: Mapping[int, GroupOffset | tuple[int, int | None] | int]
+    ) -> None:
+        """Keep a group's offsets: per partition (offset, since), or an offset alone."""
+        await commit_offsets(self._transport, group, topic, offsets)
+
+    async def fetch_offsets(self, group: str, topic: str) -> dict[int, GroupOffset]:
+        """A group's offsets, of the partitions that have any."""
+        return await fetch_offsets(self._transport, group, topic)
+
+    async def compact(
+        self, topic: str, *, force: bool = False, wait: bool = False, timeout: float | None = None
+    ) -> dict[str, Any]:
+        """Ask for a compaction: its document, with ``wait`` the final one.
+
+        Errors: Timeout when it has not ended within ``timeout`` seconds (None: however long it takes).
+        """
+        path = path_of("topics", topic, "compaction")
+        answer = await self._transport.request("POST", path, body={"force": force})
+        if not wait:
+            return _mapping(answer.document())
+        return await self._within(timeout, self._compacted(path, _mapping(answer.document())), topic)
+
+    async def _compacted(self, path: str, document: dict[str, Any]) -> dict[str, Any]:
+        while document.get("state") in ("waiting", "running"):
+            await asyncio.sleep(POLL_S)
+            document = _mapping((await self._transport.request("GET", path)).document())
+        return document
+
+    async def _within(
+        self, timeout: float | None, work: Awaitable[dict[str, Any]], topic: str
+    ) -> dict[str, Any]:
+        try:
+            async with asyncio.timeout(timeout):
+                return await work
+        except TimeoutError:
+            raise Timeout(f"{topic}: the compaction has not ended within {timeout:g} s; it goes on") from None
+
+    async def compaction(self, topic: str) -> dict[str, Any] | None:
+        """The newest requested compaction of a topic."""
+        found: dict[str, Any] | None = (
+            await self._transport.request("GET", path_of("topics", topic, "compaction"))
+        ).document()
+        return found
+
+    async def cancel_compaction(self, topic: str) -> None:
+        """Stop a requested compaction; what it has swapped stays."""
+        await self._transport.request("DELETE", path_of("topics", topic, "compaction"))
+
+    async def status(self) -> dict[str, Any]:
+        """The document of ``firn status -o json``."""
+        return _mapping((await self._transport.request("GET", path_of("status"))).document())
+
+
+def _mapping(document: Any) -> dict[str, Any]:
+    if not isinstance(document, dict):
+        raise InvariantBroken(f"the broker answered with {document!r} where an object belongs")
+    return document
+
+
+def _parts(keys: list[bytes]) -> list[list[bytes]]:
+    """The keys in requests of at most 1,000 keys and about 1 MiB."""
+    parts: list[list[bytes]] = []
+    size = 0
+    for key in keys:
+        if not parts or len(parts[-1]) >= GET_KEYS or size + len(key) > GET_BYTES:
+            parts.append([])
+            size = 0
+        parts[-1].append(key)
+        size += len(key)
+    return parts
+
+
+def record_of(document: dict[str, Any]) -> Record:
+    """The record that a consumed record's JSON object describes."""
+    parsed = parse_document(document)
+    return Record(
+        str(document.get("topic")), int(document["partition"]), int(document["offset"]), int(document["timestamp"]),
+        parsed.key, parsed.value, parsed.tag, parsed.headers or {}, parsed.queues, document.get("id"),
+    )  # fmt: skip

@@ -1,0 +1,471 @@
+"""The asynchronous producer: ``send`` appends to a list, everything else is done once a chunk.
+
+``send`` -> open chunk -> (linger, or full) -> closed chunks -> cut into batches -> ``Outbox`` -> pipelined PRODUCE
+requests -> acknowledgements. One task, the *pump*, does all of it but the first step.
+
+Invariants: at most ``buffer_bytes`` of closed, unacknowledged chunks (and one open one); requests of one producer
+leave in order on one stream; a request that was sent is answered, or fails, before its batches are sent again.
+"""
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from firn.batch import Buffer
+from firn.client.chunks import Chunk, Fields, Row, Sent, SentMany, codecs, cut, faults_of, fields_of
+from firn.client.outbox import OutBatch, Outbox
+from firn.client.stream import error_told
+from firn.client.transport import Transport
+from firn.errors import FirnError, Invalid, InvariantBroken, LimitExceeded, Unavailable, UnknownTopic
+from firn.limits import BATCH_RECORDS_MAX
+from firn.wire import Message, Op
+
+log = logging.getLogger(__name__)
+
+FIRST_CHUNK_RECORDS = 256
+REQUEST_BYTES = 1 << 20
+UNDER_WAY_BYTES_MAX = 8 << 20
+BATCH_BYTES_LARGEST = 16 << 20  # with one record of the largest size more, a batch stays below its limit
+LEAST_SLEEP_S = 0.005  # a retry that is due but finds no room must not spin
+
+
+def wall_ms() -> int:
+    """Now, in ms since 1970: the timestamp of records that were sent without one."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProducerSettings:
+    linger_ms: float = (
+        5  # how long a record may wait for company: far below a person's notice, and a full fsync
+    )
+    batch_bytes: int = 1 << 20  # aimed at; the broker's indexes and compression work best from 256 KiB on
+    buffer_bytes: int = 128 << 20  # waiting for acknowledgement: a second of the broker's best rate
+    delivery_timeout: float = 120.0  # seconds from the cut to giving up; longer than a failover
+    compression: str = "none"  # none, lz4, zstd
+    clock_ms: Callable[[], int] = wall_ms
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.batch_bytes <= BATCH_BYTES_LARGEST:
+            raise Invalid(f"batch_bytes: expected 1 to {BATCH_BYTES_LARGEST}, found {self.batch_bytes}")
+        if self.linger_ms < 0 or self.buffer_bytes < 1 or self.delivery_timeout <= 0:
+            raise Invalid("linger_ms must be 0 or more, buffer_bytes and delivery_timeout more than 0")
+        codecs(self.compression)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a producer must know of its topic."""
+
+    topic_id: int
+    partitions: int
+
+
+class Producer:
+    """Sends the records of one topic. Made by ``Client.producer``; close it, or leave its ``async with``."""
+
+    def __init__(
+        self,
+        topic: str,
+        transport: Transport,
+        target: Callable[[str, float], Awaitable[Target]],
+        settings: ProducerSettings,
+        *,
+        guard: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        """``guard`` is held while chunks change hands, for a caller whose ``send`` runs in another thread."""
+        self.topic = topic
+        self._transport = transport
+        self._find_target = target
+        self._settings = settings
+        self._guard = guard or nullcontext()
+        self._loop = asyncio.get_running_loop()
+        self._sent = 0
+        self._rows: list[Row] = []
+        self._chunk = Chunk(self._loop, 0)
+        self._limit = 0  # the open chunk is closed at so many records; 0: none is open
+        self._chunk_records = FIRST_CHUNK_RECORDS
+        self._chunk_bytes = settings.batch_bytes
+        self._is_due = False
+        self._closed: deque[Chunk] = deque()  # not cut yet
+        self._open: deque[Chunk] = deque()  # cut, not complete
+        self._buffered = 0
+        self._failure: FirnError | None = None  # the first since the last flush
+        self._target: Target | None = None
+        self._outbox: Outbox | None = None
+        self._wake = asyncio.Event()
+        self._progress = asyncio.Event()
+        self._is_ended = False
+        self._pump = asyncio.create_task(self._run(), name=f"firn producer {topic}")
+
+    def send(
+        self,
+        key: Buffer,
+        value: Buffer | None = None,
+        tag: str | None = None,
+        timestamp: int | None = None,
+        headers: Mapping[str, str] | None = None,
+        queues: Sequence[str] | None = None,
+        partition: int | None = None,
+    ) -> Sent:
+        """Queue a record; awaiting what is returned gives its partition and offset. ``value`` None: a tombstone.
+
+        Keys and values are read when the chunk is cut: leave a mutable buffer as it is until then. The record is
+        also checked then: a faulty one fails on its own.
+        Errors: LimitExceeded when the buffer is full: await something that was sent, or ``flush``.
+        """
+        rows = self._rows
+        n = len(rows)
+        if n >= self._limit:
+            rows = self._next_chunk()
+            n = len(rows)
+        rows.append((key, value, tag, timestamp, headers, queues, partition))
+        return Sent((self._chunk, n))
+
+    async def send_many(
+        self,
+        keys: Sequence[Buffer] | Any,
+        values: Sequence[Buffer | None] | Any,
+        *,
+        tags: Sequence[str | None] | None = None,
+        timestamps: Sequence[int] | int | None = None,
+        headers: Sequence[Mapping[str, str] | None] | None = None,
+        queues: Sequence[Sequence[str]] | None = None,
+        partition: int | None = None,
+    ) -> SentMany:
+        """Queue many records, waiting for room; awaiting what is returned gives their partitions and offsets.
+
+        ``keys`` and ``values`` are lists, or Arrow arrays of binaries or strings; a value None is a tombstone.
+        Errors: Invalid and LimitExceeded naming the first faulty record's index; nothing was queued then.
+        """
+        fields = fields_of_many(keys, values, tags, timestamps, headers, queues, partition)
+        count = len(fields[0])
+        if count == 0:
+            return SentMany([])
+        target = await self._resolve()
+        faults = faults_of(fields, target.partitions, 0)
+        if faults:
+            raise faults[min(faults)]
+        whole = Chunk(self._loop, 0)
+        whole.fill(fields)
+        step = self._records_of_a_chunk(whole)
+        chunks = []
+        for at in range(0, count, step):
+            while self._buffered >= self._settings.buffer_bytes:
+                await self._wait_for_progress()
+            self._check_open()
+            chunk = Chunk(self._loop, self._sent)
+            chunk.fill([column[at : at + step] for column in fields])
+            with self._guard:
+                self._close_chunk()
+                self._enqueue(chunk)
+            self._wake.set()
+            chunks.append(chunk)
+            await asyncio.sleep(0)  # the pump may cut what is there
+        return SentMany(chunks)
+
+    def _records_of_a_chunk(self, like: Chunk) -> int:
+        """How many records such as those of ``like`` make a chunk."""
+        mean = max(1, like.bytes // like.records)
+        return max(1, min(BATCH_RECORDS_MAX, self._chunk_bytes // mean))
+
+    def _next_chunk(self) -> list[Row]:
+        """Close the open chunk when it is full, begin another. Errors: LimitExceeded, Unavailable."""
+        self._check_open()
+        if self._limit:
+            self._close_chunk()
+            self._loop.call_soon_threadsafe(self._wake.set)
+        if self._buffered >= self._settings.buffer_bytes:
+            raise LimitExceeded(
+                f"{self._buffered} bytes wait for acknowledgement, buffer_bytes is {self._settings.buffer_bytes}: "
+                "await a record that was sent, or flush"
+            )
+        self._limit = self._chunk_records
+        self._is_due = False
+        self._loop.call_soon_threadsafe(self._start_linger, self._chunk)
+        return self._rows
+
+    def _start_linger(self, chunk: Chunk) -> None:
+        self._loop.call_later(self._settings.linger_ms / 1000, self._linger_over, chunk)
+
+    def _linger_over(self, chunk: Chunk) -> None:
+        with self._guard:
+            if chunk is self._chunk:
+                self._close_chunk()
+        self._wake.set()
+
+    def _close_chunk(self) -> None:
+        if not self._rows:
+            return
+        chunk = self._chunk
+        chunk.fill(fields_of(self._rows))
+        self._rows, self._limit = [], 0
+        self._enqueue(chunk)
+        self._chunk_records = self._records_of_a_chunk(chunk)
+
+    def _enqueue(self, chunk: Chunk) -> None:
+        chunk.first = self._sent
+        self._sent += chunk.records
+        self._buffered += chunk.bytes
+        self._closed.append(chunk)
+        self._chunk = Chunk(self._loop, self._sent)
+
+    def _check_open(self) -> None:
+        if self._is_ended:
+            raise Unavailable(f"the producer of {self.topic} is closed")
+
+    async def flush(self) -> None:
+        """Returns when everything sent before it is acknowledged.
+
+        Errors: the first failure of a record since the last flush; the others have their outcome too by then.
+        """
+        with self._guard:
+            self._close_chunk()
+        self._wake.set()
+        before = [*self._closed, *self._open]
+        while any(not chunk.is_complete for chunk in before):
+            await self._wait_for_progress()
+        self._reap()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    async def wait_for_room(self) -> None:
+        """Returns when ``send`` has room again."""
+        while self._buffered >= self._settings.buffer_bytes and not self._is_ended:
+            await self._wait_for_progress()
+
+    async def close(self) -> None:
+        """Flush, then stop. Errors: those of ``flush``."""
+        if self._is_ended:
+            return
+        try:
+            await self.flush()
+        finally:
+            await self.abort()
+
+    async def abort(self) -> None:
+        """Stop without waiting: what is not acknowledged fails with Unavailable, its outcome unknown."""
+        self._is_ended = True
+        with self._guard:
+            self._close_chunk()
+            self._limit = 0
+        self._pump.cancel()
+        await asyncio.gather(self._pump, return_exceptions=True)
+        self._fail_everything(Unavailable(f"the producer of {self.topic} was closed"))  # if it never ran
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await (self.close() if error is None else self.abort())
+
+    async def _wait_for_progress(self) -> None:
+        self._progress.clear()
+        if self._pump.done():
+            raise Unavailable(f"the producer of {self.topic} has ended")
+        await self._progress.wait()
+
+    async def _run(self) -> None:
+        error: FirnError = Unavailable(f"the producer of {self.topic} was closed; the outcome is unknown")
+        try:
+            while True:
+                await self._cut()
+                await self._send_ready()
+                await self._sleep()
+        except Exception as broken:  # the task's boundary: whoever waits must hear of it
+            log.exception("the producer of %s broke", self.topic)
+            error = InvariantBroken(f"the producer of {self.topic} broke: {broken!r}")
+        finally:
+            self._is_ended = True
+            self._limit = 0
+            self._fail_everything(error)
+
+    def _fail_everything(self, error: FirnError) -> None:
+        if self._outbox is not None:
+            self._outbox.fail_all(error)
+        with self._guard:
+            self._close_chunk()
+        while self._closed:
+            self._fail_chunk(self._closed.popleft(), error)
+        for chunk in self._open:
+            if not chunk.is_complete:  # cut, but not taken into the outbox
+                chunk.fail([i for i, offset in enumerate(chunk.offsets.tolist()) if offset == -1], error)
+        self._settled()
+
+    def _fail_chunk(self, chunk: Chunk, error: FirnError) -> None:
+        if chunk.left < 0:
+            chunk.opened()
+            chunk.fail(range(chunk.records), error)
+        self._open.append(chunk)
+
+    async def _sleep(self) -> None:
+        if self._closed:
+            return
+        now = self._loop.time()
+        until = self._outbox.next_time(now) if self._outbox is not None else None
+        if until is not None:
+            until = max(until, now + LEAST_SLEEP_S)
+        try:
+            async with asyncio.timeout_at(until):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
+        self._wake.clear()
+        if self._outbox is not None:
+            self._outbox.expire(self._loop.time())
+            self._settled()
+
+    async def _resolve(self) -> Target:
+        if self._target is None:
+            self._target = await self._find_target(self.topic, self._settings.delivery_timeout)
+            # With many partitions a chunk is parted many times; let it be larger, so that batches are not small.
+            self._chunk_bytes = self._settings.batch_bytes * min(self._target.partitions, 8)
+        return self._target
+
+    async def _cut(self) -> None:
+        """Closed chunks become batches of the outbox, a few at a time: the loop must breathe."""
+        for _ in range(min(4, len(self._closed))):
+            try:
+                target = await self._resolve()
+            except FirnError as error:
+                with self._guard:
+                    self._fail_chunk(self._closed.popleft(), error)
+                self._settled()
+                continue
+            if self._outbox is None:
+                self._outbox = Outbox(
+                    target.topic_id,
+                    randomness=self._transport.randomness,
+                    codecs=codecs(self._settings.compression),
+                )
+            with self._guard:
+                chunk = self._closed.popleft()
+            self._open.append(chunk)
+            deadline = self._loop.time() + self._settings.delivery_timeout
+            cuts = cut(
+                chunk,
+                target.partitions,
+                batch_bytes=self._settings.batch_bytes,
+                now_ms=self._settings.clock_ms(),
+            )
+            for part in cuts:
+                self._outbox.add(part, chunk, deadline)
+            self._settled()
+
+    async def _send_ready(self) -> None:
+        """Everything that may go now goes, in requests of about 1 MiB."""
+        outbox = self._outbox
+        if outbox is None:
+            return
+        while batches := outbox.take(
+            self._loop.time(), bytes_max=REQUEST_BYTES, under_way_max=UNDER_WAY_BYTES_MAX
+        ):
+            try:
+                stream = await self._transport.stream()
+                answer = await stream.post(Op.PRODUCE, {}, b"".join([b.data for b in batches]))
+            except FirnError as error:
+                self._answered(outbox, batches, error)
+                return
+            asyncio.ensure_future(answer).add_done_callback(
+                lambda done, sent=batches: self._done(outbox, sent, done)  # type: ignore[misc]
+            )
+
+    def _done(self, outbox: Outbox, batches: Sequence[OutBatch], done: "asyncio.Future[Message]") -> None:
+        if done.cancelled():
+            found: Message | FirnError = Unavailable("the request was cancelled")
+        elif (error := done.exception()) is not None:
+            found = (
+                error if isinstance(error, FirnError) else InvariantBroken(f"the request broke: {error!r}")
+            )
+        else:
+            found = done.result()
+        self._answered(outbox, batches, found)
+
+    def _answered(self, outbox: Outbox, batches: Sequence[OutBatch], found: Message | FirnError) -> None:
+        now = self._loop.time()
+        results = found if isinstance(found, FirnError) else _results(found, len(batches))
+        for at, batch in enumerate(batches):
+            result = results if isinstance(results, FirnError) else results[at]
+            if isinstance(result, FirnError):
+                self._learn(result)
+                outbox.fail(batch, result, now)
+            else:
+                outbox.acknowledge(batch, result)
+        self._settled()
+        self._wake.set()
+
+    def _learn(self, error: FirnError) -> None:
+        if isinstance(error, UnknownTopic):  # deleted; perhaps made anew: the next chunk asks
+            self._target = None
+            if self._outbox is not None:
+                self._outbox.fail_all(error)
+                self._outbox = None
+        elif error.details.get("address"):
+            self._following = asyncio.ensure_future(self._transport.follow(error))
+
+    def _settled(self) -> None:
+        self._reap()
+        self._progress.set()
+
+    def _reap(self) -> None:
+        """Complete chunks leave; their failures are kept for ``flush``."""
+        kept: deque[Chunk] = deque()
+        for chunk in self._open:
+            if chunk.is_complete:
+                self._buffered -= chunk.bytes
+                self._failure = self._failure or chunk.failure
+            else:
+                kept.append(chunk)
+        self._open = kept
+
+
+def _results(message: Message, count: int) -> list[int | FirnError] | FirnError:
+    """The outcome of each batch, from an ACK."""
+    results = message.meta.get("results")
+    if message.op != Op.ACK or not isinstance(results, list) or len(results) != count:
+        return InvariantBroken(
+            f"the broker acknowledged {count} batches with op {message.op} and {results!r}"
+        )
+    return [error_told(r) if isinstance(r, dict) else int(r[1]) for r in results]
+
+
+def fields_of_many(
+    keys: Any, values: Any, tags: Any, timestamps: Any, headers: Any, queues: Any, partition: int | None
+) -> Fields:
+    """The records of columns given as lists or Arrow arrays. Errors: Invalid when lengths differ."""
+    keys, values = _list_of(keys), _list_of(values)
+    given = {"values": values, "tags": tags, "timestamps": timestamps, "headers": headers, "queues": queues}
+    found = [keys]
+    for name, column in given.items():
+        whole = [column] * len(keys) if column is None or isinstance(column, int) else _plain(column)
+        if len(whole) != len(keys):
+            raise Invalid(f"{name}: {len(whole)} of them for {len(keys)} keys")
+        found.append(whole)
+    return [*found, [partition] * len(keys)]
+
+
+def _list_of(column: Any) -> list[Any]:
+    if hasattr(column, "buffers") or hasattr(
+        column, "chunks"
+    ):  # an Arrow array, or several behind one another
+        from firn.client.arrow import list_of
+
+        return list_of(column)
+    return list(column)
+
+
+def _plain(column: Any) -> list[Any]:
+    if hasattr(column, "buffers") or hasattr(column, "chunks"):
+        from firn.client.arrow import plain_list_of
+
+        return plain_list_of(column)
+    return list(column)

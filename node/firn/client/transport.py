@@ -1,0 +1,234 @@
+"""How a client reaches brokers: HTTP requests and the one shared stream, over the addresses it knows.
+
+A request is tried at the preferred address; when nobody answers there, at the next. Answers that say ``retry``
+are asked again after a jittered back-off, within the request's timeout. ``not_master`` names the address to go to.
+What may have taken effect and must not twice (``is_repeatable=False``) is repeated only where it certainly did not.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any, TypeVar
+from urllib.parse import quote, quote_from_bytes, urlencode
+
+import aiohttp
+from yarl import URL
+
+from firn import __version__
+from firn.client.addresses import Addresses
+from firn.client.stream import Stream, address_in, error_told
+from firn.errors import FirnError, InvariantBroken, Timeout, Unavailable
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+BACK_OFF_S = 0.05
+BACK_OFF_MAX_S = 1.0
+CONNECT_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole HTTP answer."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def document(self) -> Any:
+        """The JSON of the body. Errors: InvariantBroken when it is none."""
+        try:
+            return json.loads(self.body) if self.body else None
+        except ValueError as error:
+            raise InvariantBroken(f"the broker's answer is not JSON: {error}: {self.body[:200]!r}") from error
+
+
+def path_of(*parts: str | bytes | int) -> str:
+    """A path of percent-encoded parts."""
+    quoted = [quote_from_bytes(p, safe="") if isinstance(p, bytes) else quote(str(p), safe="") for p in parts]
+    return "/".join(["/v1", *quoted])
+
+
+class Transport:
+    """Sessions and connections of one client. To be opened in the event loop that uses it."""
+
+    def __init__(
+        self, brokers: str | None, *, timeout: float, randomness: Random, token: str | None = None
+    ) -> None:
+        self.addresses = Addresses(brokers)
+        self.timeout = timeout
+        self.randomness = randomness
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._session: aiohttp.ClientSession | None = None
+        self._stream: Stream | None = None
+        self._connecting = asyncio.Lock()
+        self._is_closed = False
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        if self._is_closed:
+            raise Unavailable("this client is closed")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=256), headers=self._headers, auto_decompress=False,
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+            )  # fmt: skip
+        return self._session
+
+    def back_off(self, failures: int) -> float:
+        """Seconds to wait after so many failures in a row, jittered."""
+        return min(BACK_OFF_MAX_S, BACK_OFF_S * 2.0 ** min(failures - 1, 16)) * self.randomness.uniform(
+            0.5, 1.0
+        )
+
+    async def stream(self) -> Stream:
+        """The open stream; a new one to the first address that answers when there is none.
+
+        Errors: Unavailable when no address answers; one round of tries, without waiting between.
+        """
+        if self._stream is not None and self._stream.is_open:
+            return self._stream
+        async with self._connecting:
+            if self._stream is not None:
+                if self._stream.is_open:
+                    return self._stream
+                stale, self._stream = self._stream, None
+                await stale.close()
+            last: FirnError = Unavailable("no broker address")
+            for address in self.addresses.in_turn():
+                try:
+                    self._stream = await Stream.connect(
+                        self.session,
+                        address,
+                        timeout=min(self.timeout, CONNECT_TIMEOUT_S),
+                        client=f"firn/{__version__}",
+                    )
+                    self.addresses.prefer(address)
+                    return self._stream
+                except Unavailable as error:
+                    last = error
+                    self.addresses.put_last(address)
+            raise last
+
+    async def follow(self, error: FirnError) -> None:
+        """Learn from an error: go to the master that it names."""
+        address = address_in(error)
+        if address is not None and address != self.addresses.preferred:
+            self.addresses.prefer(address)
+            stale, self._stream = self._stream, None
+            if stale is not None:
+                await stale.close()
+
+    async def retried(
+        self, attempt: Callable[[], Awaitable[T]], *, what: str, timeout: float | None = None
+    ) -> T:
+        """The result of ``attempt``, repeated while it fails with ``retry`` and time is left.
+
+        Errors: the last one; Timeout when an attempt did not end in time.
+        """
+        seconds = self.timeout if timeout is None else timeout
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + seconds
+        failures = 0
+        while True:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    return await attempt()
+            except TimeoutError:
+                raise Timeout(f"{what}: no answer within {seconds:g} s") from None
+            except FirnError as error:
+                await self.follow(error)
+                failures += 1
+                pause = self.back_off(failures)
+                if not error.retry or loop.time() + pause >= deadline:
+                    raise
+            await asyncio.sleep(pause)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        is_repeatable: bool = True,
+        address: str | None = None,
+    ) -> Answer:
+        """The answer to an HTTP request, if it is one of success.
+
+        Shape: ``query`` parameters that are None are left out; ``body`` is sent as JSON. With an ``address`` only
+        that broker is asked.
+        Errors: what the broker answered; Unavailable and Timeout when nobody did.
+        """
+        chosen = {k: v if isinstance(v, bytes) else str(v) for k, v in (query or {}).items() if v is not None}
+        suffix = "?" + urlencode(chosen, quote_via=quote) if chosen else ""
+        data = None if body is None else json.dumps(body).encode()
+
+        async def attempt() -> Answer:
+            if address is not None:
+                return await self._at_one(address, method, path + suffix, data, headers or {})
+            return await self._at_any_address(method, path + suffix, data, headers or {}, is_repeatable)
+
+        return await self.retried(attempt, what=f"{method} {path}", timeout=timeout)
+
+    async def _at_any_address(
+        self, method: str, target: str, data: bytes | None, headers: Mapping[str, str], is_repeatable: bool
+    ) -> Answer:
+        last: FirnError = Unavailable("no broker address")
+        for address in self.addresses.in_turn():
+            try:
+                return await self._once(address, method, target, data, headers)
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+                last = Unavailable(f"{address}: cannot connect: {error}")
+            except (aiohttp.ClientError, OSError) as error:
+                last = Unavailable(f"{address}: the connection broke: {error}")
+                if not is_repeatable:
+                    raise FirnError(
+                        f"{method} {target}: {last.message}; whether it took effect is unknown, so it was not repeated"
+                    ) from error
+            self.addresses.put_last(address)
+        raise last
+
+    async def _at_one(
+        self, address: str, method: str, target: str, data: bytes | None, headers: Mapping[str, str]
+    ) -> Answer:
+        try:
+            return await self._once(address, method, target, data, headers)
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unavailable(f"{address}: cannot be asked: {error}") from error
+
+    async def _once(
+        self, address: str, method: str, target: str, data: bytes | None, headers: Mapping[str, str]
+    ) -> Answer:
+        extra = {"Content-Type": "application/json", **headers} if data is not None else dict(headers)
+        url = URL(f"http://{address}{target}", encoded=True)
+        async with self.session.request(method, url, data=data, headers=extra) as response:
+            answer = Answer(response.status, response.headers, await response.read())
+        if answer.status >= 400:
+            raise error_of(answer, f"{method} {target}")
+        return answer
+
+    async def close(self) -> None:
+        self._is_closed = True
+        if self._stream is not None:
+            await self._stream.close()
+        if self._session is not None:
+            await self._session.close()
+
+
+def error_of(answer: Answer, what: str) -> FirnError:
+    """The error that an answer holds; one that is no document of ours is told as it is."""
+    try:
+        document = json.loads(answer.body)
+    except ValueError:
+        document = None
+    if isinstance(document, dict) and "error" in document:
+        return error_told(document)
+    text = answer.body[:200].decode("utf-8", "replace")
+    kind = Unavailable if answer.status in (502, 503, 504) else FirnError
+    return kind(f"{what}: HTTP {answer.status}: {text}")
