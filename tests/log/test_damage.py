@@ -4,10 +4,12 @@ import pytest
 from firn_sim.batches import batch, sized
 from firn_sim.disk import SimDisk
 
-from firn.errors import BadOffset, Corrupt, Invalid, OffsetExpired
+from firn.batch import iterate
+from firn.errors import BadOffset, Corrupt, Invalid, MalformedBatch, OffsetExpired
 from firn_node.filecache import FileCache
 from firn_node.log.commitlog import CommitLog
 from firn_node.log.headpage import HEAD_BYTES, SLOT_BYTES, SLOT_STRIDE
+from firn_node.log.recovery import check_batches
 from firn_node.log.segment import keys_path, segment_path, summary_path
 
 FOLDER = "/data/log"
@@ -35,6 +37,12 @@ def filled(disk: SimDisk, *, close: bool = True) -> list[int]:
     if close:
         log.close()
     return positions
+
+
+def verify_all(data: bytes) -> None:
+    """The check in plain Python, against which the kernel is held."""
+    for found in iterate(data):
+        found.verify()
 
 
 def file_byte(disk: SimDisk, position: int) -> tuple[str, int]:
@@ -293,3 +301,18 @@ def test_a_batch_longer_than_a_segment_gets_one_of_its_own(disk: SimDisk) -> Non
     assert [data for _, data in open_log(disk).scan(0, log.written_end, chunk=600)] == [
         sized(s, i) for i, s in enumerate(sizes)
     ]
+
+
+@pytest.mark.parametrize("codec", [0, 1, 2])
+def test_no_flipped_bit_passes_the_check_and_its_sentence_names_both_values(codec: int) -> None:
+    batches = [batch([b"a", b"bb"], value=bytes(40), codec=codec), batch([b"c"], value=None)]
+    data = b"".join(batches)
+    assert check_batches(data) == (len(data), None)
+    assert check_batches(data[:-8]) == (len(batches[0]), None)
+    for at in range(len(batches[0])):
+        broken = bytearray(data)
+        broken[at] ^= 1 << at % 8
+        good, fault = check_batches(bytes(broken))
+        with pytest.raises(MalformedBatch) as raised:
+            verify_all(bytes(broken))
+        assert (good, fault) == (0, raised.value.message)
