@@ -6,6 +6,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import firn_node.kernels.cpu  # noqa: F401 - names the CPU before anything imports Numba
+
 if TYPE_CHECKING:
     from firn_node.kernels.active import ActiveIndex
     from firn_node.kernels.group import Group, fault_error, inspect_group, stamp_group

@@ -14,8 +14,9 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from firn_node.kernels.cpu import HAS_CRC32_INSTRUCTION
 from firn_node.kernels.inline import load_u64
-from firn_node.kernels.jit import HAS_CRC32_INSTRUCTION, helper
+from firn_node.kernels.jit import helper
 
 _POLYNOMIAL = 0x82F63B78
 _BLOCK_BYTES = 512

@@ -1,9 +1,8 @@
 """The one decorator of every kernel, and the settings that make its compiled code cacheable.
 
 A kernel is compiled once a machine (``python -m firn_node.kernels.warm``, run at install and at image build)
-and loaded from the cache afterwards. Numba's cache key holds the CPU's name and features, so both are fixed
-here to one of two portable levels before Numba is imported: an image built on one machine starts warm on
-another. When the cache is cold, or cannot be written, a process compiles in memory and says so in its log.
+and loaded from the cache afterwards, on any machine of the same CPU level (``cpu``). When the cache is cold, or
+cannot be written, a process compiles in memory and says so in its log.
 
 Numba calls a cached kernel fresh while the file it stands in is unchanged; a kernel also holds the code of
 the helpers that it calls, and the limits that it names, from other files. So the stamp covers what a file
@@ -13,7 +12,6 @@ imports.
 import hashlib
 import logging
 import os
-import platform
 import re
 import time
 from collections.abc import Callable
@@ -22,30 +20,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import numba
+import numpy as np
+from numba.core import caching
+from numpy.typing import NDArray
 
-def _cpu_level() -> tuple[str, str] | None:
-    """The name and features that Numba compiles for; None leaves them to Numba (not x86-64)."""
-    if platform.machine() not in ("x86_64", "AMD64"):
-        return None
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            flags = set(next((line for line in file if line.startswith("flags")), "").split())
-    except OSError:
-        flags = set()
-    if {"avx2", "bmi2", "fma", "sse4_2"} <= flags:
-        return "x86-64-v3", "+avx2,+bmi,+bmi2,+fma,+sse4.2,+popcnt,+lzcnt"
-    return "x86-64-v2", "+sse4.2,+popcnt"
+from firn_node.kernels import cpu
 
-
-if (_level := _cpu_level()) is not None:
-    os.environ.setdefault("NUMBA_CPU_NAME", _level[0])
-    os.environ.setdefault("NUMBA_CPU_FEATURES", _level[1])
-HAS_CRC32_INSTRUCTION = _level is not None and "+sse4.2" in os.environ["NUMBA_CPU_FEATURES"]
-
-import numba  # noqa: E402 - the environment above must be set first
-import numpy as np  # noqa: E402
-from numba.core import caching  # noqa: E402
-from numpy.typing import NDArray  # noqa: E402
+_config: Any = numba.config
+if cpu.level is not None and os.environ["NUMBA_CPU_NAME"] != _config.CPU_NAME:
+    _config.reload_config()  # someone imported Numba before this package could name the CPU
 
 F = TypeVar("F", bound=Callable[..., Any])
 log = logging.getLogger(__name__)

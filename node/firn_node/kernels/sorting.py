@@ -2,8 +2,8 @@
 
 The top bits of ``hi``, as many as leave about 8 rows a bucket, are sorted by stable radix passes of at most
 11 bits (2,048 open write streams still fit the caches); what shares these bits is then sorted by insertion.
-Fingerprints are uniform, so big buckets mean a hot key: above 64 rows they are checked for order first (rows
-of one key arrive in order) and otherwise merge sorted, which keeps the worst case at n log n.
+Fingerprints are uniform, so big buckets mean a hot key: above 64 rows its rows are set apart, which are
+mostly in order already, and what is not is merge sorted, which keeps the worst case at n log n.
 """
 
 from typing import Any
@@ -71,14 +71,59 @@ def _merge_sort(hi: Any, word: Any, spare_hi: Any, spare_word: Any, start: Any, 
 
 
 @helper
+def _is_sorted(hi: Any, word: Any, start: Any, end: Any) -> Any:
+    for i in range(start + 1, end):  # noqa: SIM110 - Numba knows no generator expressions
+        if is_after(hi[i - 1], word[i - 1], hi[i], word[i]):
+            return False
+    return True
+
+
+@helper
+def _split_by(hi: Any, word: Any, spare_hi: Any, spare_word: Any, start: Any, end: Any, pivot: Any) -> Any:
+    """Stable: rows below the pivot, then those that have it, then those above. Returns the middle's range."""
+    below, equal = 0, 0
+    for i in range(start, end):
+        below += hi[i] < pivot
+        equal += hi[i] == pivot
+    first, last = start + below, start + below + equal
+    a, b, c = start, first, last
+    for i in range(start, end):
+        if hi[i] < pivot:
+            spare_hi[a], spare_word[a] = hi[i], word[i]
+            a += 1
+        elif hi[i] == pivot:
+            spare_hi[b], spare_word[b] = hi[i], word[i]
+            b += 1
+        else:
+            spare_hi[c], spare_word[c] = hi[i], word[i]
+            c += 1
+    hi[start:end] = spare_hi[start:end]
+    word[start:end] = spare_word[start:end]
+    return first, last
+
+
+@helper
+def _most_frequent(hi: Any, start: Any, end: Any) -> Any:
+    """The value that more than half of the rows have, if there is one (Boyer and Moore's vote)."""
+    found, votes = hi[start], 0
+    for i in range(start, end):
+        if votes == 0:
+            found = hi[i]
+        votes += 1 if hi[i] == found else -1
+    return found
+
+
+@helper
 def _sort_bucket(hi: Any, word: Any, spare_hi: Any, spare_word: Any, start: Any, end: Any) -> Any:
     if end - start <= _INSERTION_ROWS_MAX:
         _insertion_sort(hi, word, start, end)
         return
-    for i in range(start + 1, end):
-        if is_after(hi[i - 1], word[i - 1], hi[i], word[i]):
-            _merge_sort(hi, word, spare_hi, spare_word, start, end)
-            return
+    # A hot key with a few others: take it out first, so that its rows, in order by themselves, are not moved again.
+    pivot = _most_frequent(hi, start, end)
+    first, last = _split_by(hi, word, spare_hi, spare_word, start, end, pivot)
+    for a, b in ((start, first), (first, last), (last, end)):
+        if not _is_sorted(hi, word, a, b):
+            _merge_sort(hi, word, spare_hi, spare_word, a, b)
 
 
 @helper

@@ -9,7 +9,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
-_NO_KERNELS = ("__init__", "warm", "jit", "inline", "checksum", "text")
+_NO_KERNELS = ("__init__", "warm", "cpu", "jit", "inline", "checksum", "text")
 
 
 def modules() -> list[str]:
