@@ -19,16 +19,16 @@ What a head page holds and when it is written: ``headpage``. What opening decide
 
 import threading
 import time
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from bisect import bisect_left
+from collections.abc import Sequence
 
 from firn.batch import HEADER_BYTES, Buffer
-from firn.errors import BadOffset, Corrupt, Invalid, InvariantBroken, OffsetExpired, Unavailable
+from firn.errors import Corrupt, Invalid, InvariantBroken, Unavailable
 from firn_node import failpoints
 from firn_node.disk import Disk
-from firn_node.filecache import FileCache, FileRange
+from firn_node.filecache import FileCache
 from firn_node.log.headpage import Slot, first_page, write_slot
+from firn_node.log.reading import LogReader, View
 from firn_node.log.recovery import Check, check_batches, recover
 from firn_node.log.segment import (
     Segment,
@@ -40,23 +40,9 @@ from firn_node.log.segment import (
     store_summary,
     summary_path,
 )
-from firn_node.log.walk import TopicBytes, announced_size, headers
+from firn_node.log.walk import TopicBytes, announced_size
 
 READER_WAIT_SECONDS = 10.0  # how long a truncation waits for readers of the bytes that it removes
-
-
-class _View(NamedTuple):
-    """What readers see: replaced as a whole."""
-
-    starts: tuple[int, ...]
-    segments: tuple[Segment, ...]
-    end: int
-
-    def index_of(self, position: int) -> int:
-        return bisect_right(self.starts, position) - 1
-
-    def end_of(self, index: int) -> int:
-        return self.starts[index + 1] if index + 1 < len(self.starts) else self.end
 
 
 class Hold:
@@ -76,10 +62,10 @@ class Hold:
         self._log._drop_hold(self)
 
 
-class CommitLog:
+class CommitLog(LogReader):
     def __init__(self, disk: Disk, cache: FileCache, folder: str, segment_bytes: int) -> None:
+        super().__init__(cache)
         self._disk = disk
-        self._cache = cache
         self._folder = folder
         self._segment_bytes = segment_bytes
         self._shape_lock = threading.Lock()
@@ -91,7 +77,6 @@ class CommitLog:
         self._holds: set[Hold] = set()
         self._reason: str | None = None
         self._counter = 0
-        self._view = _View((), (), 0)
         self._durable_end = 0
         self._append_ms = 0
         self.truncations = 0  # grows by one whenever bytes are cut: what was read of them is void
@@ -114,17 +99,9 @@ class CommitLog:
         active.topics = load_summary(disk, folder, active.start, found.end)
         if active.topics is None:
             active.topics = count_topics(active.file, active.start, found.end)
-        log._view = _View(found.starts, segments, found.end)
+        log._view = View(found.starts, segments, found.end)
         log._durable_end, log._append_ms, log._counter = found.end, found.append_ms, found.counter
         return log
-
-    @property
-    def start(self) -> int:
-        return self._view.starts[0]
-
-    @property
-    def written_end(self) -> int:
-        return self._view.end
 
     @property
     def durable_end(self) -> int:
@@ -216,7 +193,7 @@ class CommitLog:
         return Slot(self._counter, start, self.start, min(self._durable_end, end), end, newest)
 
     def _publish(
-        self, before: _View, segments: list[Segment], runs: Sequence[tuple[int, list[Buffer]]],
+        self, before: View, segments: list[Segment], runs: Sequence[tuple[int, list[Buffer]]],
         added: Sequence[tuple[int, int, int]], slot: Slot,
     ) -> None:  # fmt: skip
         """Make an append visible, and known to the next sync, at one instant."""
@@ -235,9 +212,9 @@ class CommitLog:
                     before.starts[-1], before.segments[-1]
                 )  # its handle is closed by sync
             self._append_ms = slot.append_ms
-            self._view = _View(tuple(s.start for s in segments), tuple(segments), slot.end)
+            self._view = View(tuple(s.start for s in segments), tuple(segments), slot.end)
 
-    def _cut(self, view: _View, created: Sequence[Segment], error: OSError) -> None:
+    def _cut(self, view: View, created: Sequence[Segment], error: OSError) -> None:
         """Undo a failed append.
 
         1. unlink new segments, 2. sync the folder, 3. cut the active one, 4. sync it. Synced, because a name
@@ -309,101 +286,6 @@ class CommitLog:
         if self._reason is not None:
             raise Unavailable(f"commit log {self._folder} is broken until a restart: {self._reason}")
 
-    # Reading.
-
-    def range(self, position: int, size: int) -> FileRange:
-        """Bytes at ``position``, leased: as many of ``size`` as its segment holds; the taker releases.
-
-        *Errors*: OffsetExpired below ``start``; BadOffset past the written end.
-        """
-        view = self._view
-        if position < view.starts[0]:
-            raise self._expired(position)
-        if position + size > view.end or size <= 0:
-            raise BadOffset(
-                f"commit log: [{position}, {position + size}) is not within [{view.starts[0]}, {view.end})"
-            )
-        index = view.index_of(position)
-        segment = view.segments[index]
-        try:
-            lease = self._cache.lease(segment.path)
-        except FileNotFoundError:
-            if position < self.start:
-                raise self._expired(position) from None
-            raise Corrupt(
-                f"{segment.path}: expected a segment file, found none", file=segment.path, position=position
-            ) from None
-        return FileRange(lease, segment.byte_of(position), min(size, view.end_of(index) - position))
-
-    def read(self, position: int, size: int) -> bytes:
-        """The bytes ``[position, position + size)``. *Errors*: as ``range``; Corrupt for a file cut short."""
-        parts: list[bytes] = []
-        while size > 0:
-            piece = self.range(position, size)
-            try:
-                data = piece.read()
-                path = piece.lease.path
-            finally:
-                piece.lease.release()
-            if len(data) != piece.size:
-                raise Corrupt(
-                    f"{path} at position {position}: expected {piece.size} bytes, found {len(data)}",
-                    file=path, position=position,
-                )  # fmt: skip
-            parts.append(data)
-            position += piece.size
-            size -= piece.size
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def ranges(self, position: int, size: int) -> list[FileRange]:
-        """The bytes ``[position, position + size)`` as one leased range for each segment that they touch."""
-        found: list[FileRange] = []
-        try:
-            while size > 0:
-                piece = self.range(position, size)
-                found.append(piece)
-                position, size = position + piece.size, size - piece.size
-        except BaseException:
-            for piece in found:
-                piece.lease.release()
-            raise
-        return found
-
-    def scan(self, start: int, end: int, *, chunk: int = 4 << 20) -> Iterator[tuple[int, bytes]]:
-        """(position, whole batches) for all batches that lie within ``[start, end)``, in order.
-
-        *Shape*: at most ``chunk`` bytes a time, or one longer batch; never across segments. ``start`` is
-        where a batch starts. *Errors*: Corrupt where no batch header is; CRCs are the taker's to check.
-        """
-        at, want = start, chunk
-        end = min(end, self.written_end)
-        while at < end:
-            piece = self.range(at, min(want, end - at))
-            try:
-                data, path = piece.read(), piece.lease.path
-            finally:
-                piece.lease.release()
-            whole = headers(data).end
-            if whole:
-                yield at, data if whole == len(data) else data[:whole]
-                at, want = at + whole, chunk
-                continue
-            size = announced_size(data)
-            if end - at < HEADER_BYTES or (size is not None and at + size > end):
-                return
-            if size is None or len(data) < piece.size or piece.size < min(want, end - at):
-                raise Corrupt(
-                    f"{path} at position {at}: expected a batch, found "
-                    + (f"{len(data)} bytes of the {size} announced" if size else "no batch header"),
-                    file=path, position=at,
-                )  # fmt: skip
-            want = size
-
-    def _expired(self, position: int) -> OffsetExpired:
-        return OffsetExpired(
-            f"commit log: position {position} is below the start {self.start}", log_start=self.start
-        )
-
     # Retention.
 
     def hold(self, position: int) -> Hold:
@@ -416,11 +298,6 @@ class CommitLog:
     def _drop_hold(self, held: Hold) -> None:
         with self._lock:
             self._holds.discard(held)
-
-    def extents(self) -> list[tuple[int, int]]:
-        """(start, end) of all segments, oldest first; the last one is active. No file is touched."""
-        view = self._view
-        return [(start, view.end_of(index)) for index, start in enumerate(view.starts)]
 
     def segments(self) -> list[SegmentInfo]:
         """All segments, oldest first. *Errors*: Corrupt when a lost summary cannot be counted again."""
@@ -472,7 +349,7 @@ class CommitLog:
                 write_slot(active.file, slot)
                 with self._lock:
                     self._unsynced[active.start] = active
-                    self._view = _View(view.starts[gone:], view.segments[gone:], view.end)
+                    self._view = View(view.starts[gone:], view.segments[gone:], view.end)
             failpoints.step("log.release.recorded")
             self.sync()
             failpoints.step("log.release.synced")
@@ -512,7 +389,7 @@ class CommitLog:
                 if position < view.end:
                     self._truncate(view, position)
 
-    def _truncate(self, view: _View, position: int) -> None:
+    def _truncate(self, view: View, position: int) -> None:
         kept = max(bisect_left(view.starts, position), 1)
         last, dropped = view.segments[kept - 1], view.segments[kept:]
         topics = self._topics_below(last, position)
@@ -530,7 +407,7 @@ class CommitLog:
                 last.topics = topics
                 self.truncations += 1
                 self._durable_end = position
-                self._view = _View(view.starts[:kept], view.segments[:kept], position)
+                self._view = View(view.starts[:kept], view.segments[:kept], position)
             for segment in reversed(dropped):
                 self._unlink(segment)
                 failpoints.step("log.truncate.unlinked")
