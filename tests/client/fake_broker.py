@@ -45,8 +45,17 @@ class Drop(Exception):
 
 
 class FakeBroker:
-    """``script``: what happens to the next PRODUCE messages: ``ok`` (when empty), ``drop_before``, ``drop_after``
-    (appended, the answer lost), ``unavailable``, ``unavailable_after`` (appended, refused all the same), ``first_unavailable`` (the first batch alone is refused), ``hang``."""
+    """``script`` holds the fates of the next PRODUCE messages; when it is empty all goes well.
+
+    ================= =======================================================
+    drop_before       the connection is cut, nothing appended
+    drop_after        appended, then the connection is cut
+    unavailable       refused
+    unavailable_after appended, and refused all the same
+    first_unavailable the first batch is refused, which makes gaps of the others
+    hang              never answered
+    ================= =======================================================
+    """
 
     def __init__(self) -> None:
         self.topics: dict[str, tuple[int, int]] = {}

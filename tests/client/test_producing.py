@@ -9,6 +9,7 @@ import pytest
 from client.fake_broker import FakeBroker, fake_broker
 from firn.batch import Batch
 from firn.client import Client
+from firn.client.chunks import Sent
 from firn.errors import (
     Conflict,
     FirnError,
@@ -232,14 +233,17 @@ def test_send_many_takes_arrow_arrays_sliced_and_with_nulls() -> None:
 def test_a_full_buffer_refuses_the_next_send_until_something_is_acknowledged() -> None:
     async def work(broker: FakeBroker, client: Client) -> None:
         producer = client.producer("t", linger_ms=0, buffer_bytes=10_000)
-        sent = 0
+        sent: list[Sent] = []
+
+        def fill() -> None:
+            while len(sent) < 10_000:
+                sent.append(producer.send(b"key", b"x" * 100))
+
         with pytest.raises(LimitExceeded, match="buffer_bytes"):
-            for _ in range(10_000):
-                producer.send(b"key", b"x" * 100)
-                sent += 1
+            fill()
         await producer.flush()
         await producer.send(b"key", b"again")
-        assert len(broker.records("t")) == sent + 1
+        assert len(broker.records("t")) == len(sent) + 1
 
     with_broker(work)
 

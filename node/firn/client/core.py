@@ -20,7 +20,7 @@ from firn.client.snapshot import Snapshot
 from firn.client.stream import expect
 from firn.client.table import Table
 from firn.client.transport import Transport, path_of
-from firn.errors import Invalid, InvariantBroken, LimitExceeded, Timeout, UnknownTopic
+from firn.errors import Invalid, InvariantBroken, LimitExceeded, NotFound, Timeout, UnknownTopic
 from firn.record import Record, parse_document
 from firn.wire import Op
 
@@ -343,11 +343,12 @@ class Client:
             raise Timeout(f"{topic}: the compaction has not ended within {timeout:g} s; it goes on") from None
 
     async def compaction(self, topic: str) -> dict[str, Any] | None:
-        """The newest requested compaction of a topic."""
-        found: dict[str, Any] | None = (
-            await self._transport.request("GET", path_of("topics", topic, "compaction"))
-        ).document()
-        return found
+        """The newest requested compaction of a topic; None when there was none."""
+        try:
+            answer = await self._transport.request("GET", path_of("topics", topic, "compaction"))
+        except NotFound:
+            return None
+        return _mapping(answer.document())
 
     async def cancel_compaction(self, topic: str) -> None:
         """Stop a requested compaction; what it has swapped stays."""
