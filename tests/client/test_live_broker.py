@@ -220,7 +220,7 @@ def test_a_light_queue_is_read_by_its_name(tmp_path: Path) -> None:
                 await client.create_topic("t")
                 producer = client.producer("t")
                 for i in range(30):
-                    producer.send(b"k%d" % i, b"v", queues=["device-%d" % (i % 3), "all"])
+                    producer.send(b"k%d" % i, b"v", queues=[f"device-{i % 3}", "all"])
                 await producer.flush()
                 found = [r.key async for r in client.reader("t", queue="device-1", until_end=True)]
                 assert found == [b"k%d" % i for i in range(1, 30, 3)]
@@ -241,7 +241,7 @@ def test_arrow_batches_hold_what_the_records_do(tmp_path: Path) -> None:
         producer = client.producer("t", batch_bytes=2000)
         for i in range(300):
             producer.send(
-                b"k%d" % (i % 40), None if i % 7 == 0 else b"v%d" % i, tag="t%d" % i if i % 2 else None,
+                b"k%d" % (i % 40), None if i % 7 == 0 else b"v%d" % i, tag=f"t{i}" if i % 2 else None,
                 headers={"h": "1"} if i % 3 == 0 else None,
             )  # fmt: skip
         await producer.flush()

@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterator
 Change = Callable[[bytes, bytes | None, bytes | None], None]
 
 
+_NOTHING: tuple[int, bytes | None] = (-2, None)  # below every offset, and below -1: see ``forget_offsets``
+
+
 class _Pass:
     """A partition being read anew: what differs from the map, and which keys were met as they are."""
 
@@ -140,18 +143,20 @@ class TableState:
         current = self._passes.pop(partition, None)
         if current is None:
             return
+        # A record that the pass did not meet, nor a newer one of its key, is gone: its key was deleted, and the
+        # tombstone too is gone by now. An older record of the key that the pass met says nothing against that.
+        gone = [
+            (key, self._offsets[slot])
+            for key, slot in self._slots.items()
+            if self._partitions[slot] == partition
+            and not (slot < len(current.met) and current.met[slot])
+            and current.found.get(key, _NOTHING)[0] <= self._offsets[slot]
+        ]
+        for key, offset in gone:
+            current.found.pop(key, None)
+            self._remove(key, partition, offset)
         for key, (offset, value) in current.found.items():
             if value is None:
                 self._remove(key, partition, offset)
             else:
                 self._put(key, partition, offset, value)
-        # A key that the pass did not meet has lost its record: it was deleted, and its tombstone is gone.
-        gone = [
-            (key, self._offsets[slot])
-            for key, slot in self._slots.items()
-            if self._partitions[slot] == partition
-            and key not in current.found
-            and not (slot < len(current.met) and current.met[slot])
-        ]
-        for key, offset in gone:
-            self._remove(key, partition, offset)
