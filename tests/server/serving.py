@@ -6,6 +6,7 @@ produces, its ``pages`` are what the next reads give.
 
 import asyncio
 import contextlib
+import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
@@ -45,6 +46,7 @@ from firn_node.engine.api import (
 from firn_node.filecache import FileCache, FileRange
 from firn_node.server import ServerSettings, serve
 from firn_node.settings import BrokerSettings, MemorySettings
+from support.engine_kit import running
 
 
 class StandIn:
@@ -266,7 +268,24 @@ async def served(broker: Any, settings: ServerSettings | None = None) -> AsyncIt
             await server.stop()
 
 
+@contextlib.asynccontextmanager
+async def real(
+    partitions: int = 1, settings: ServerSettings | None = None, **spec: Any
+) -> AsyncIterator["Served"]:
+    """A real broker behind a real port, with a topic ``t``; a restart at the end must show the same records."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with running(folder) as kit:
+            topic_id = await kit.create("t", partitions=partitions, **spec)
+            async with served(kit.broker, settings) as found:
+                found.broker, found.topic_id, found.kit = kit.broker, topic_id, kit
+                yield found
+
+
 class Served:
+    broker: Any
+    kit: Any
+    topic_id: int
+
     def __init__(self, server: Any, session: aiohttp.ClientSession) -> None:
         self.server = server
         self.session = session
@@ -290,6 +309,21 @@ class Served:
     async def stream(self) -> AsyncIterator["Peer"]:
         async with self.session.ws_connect(f"ws://{self.address}/v1/stream", max_msg_size=0) as socket:
             yield Peer(socket)
+
+
+@contextlib.asynccontextmanager
+async def raw(
+    address: str, *, limit: int = 1 << 16
+) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """A bare connection, cut at the end whatever it still has to send."""
+    host, port = address.split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=limit)
+    try:
+        yield reader, writer
+    finally:
+        writer.transport.abort()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
 
 
 class Peer:

@@ -11,7 +11,7 @@ from firn_node.engine.api import ReadResult
 from firn_node.filecache import FileRange
 from firn_node.server import ServerSettings, install_uvloop
 from firn_node.settings import MemorySettings
-from server.serving import StandIn, batch, file_ranges, run, served
+from server.serving import StandIn, batch, file_ranges, raw, run, served
 
 PAGE = "/v1/topics/t/partitions/0"
 JSON = {"Accept": "application/json"}
@@ -114,15 +114,12 @@ def test_a_peer_that_reads_slowly_gets_every_byte_and_costs_no_memory(tmp_path: 
         broker = await broker_with_records(0)
         with file_ranges(tmp_path, page) as ranges:
             broker.pages = [ReadResult(8, list(ranges), 1, 1, 0, 0)]
-            async with served(broker) as s:
-                host, port = s.address.split(":")
-                reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 16)
+            async with served(broker) as s, raw(s.address, limit=1 << 16) as (reader, writer):
                 writer.write(f"GET {PAGE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
                 await reader.readuntil(b"\r\n\r\n")
                 await asyncio.sleep(0.3)
                 assert s.context.reads.used == 0
                 assert await reader.readexactly(len(page)) == page
-                writer.close()
 
     if loop == "uvloop":
         import uvloop
@@ -142,15 +139,13 @@ def test_a_peer_that_takes_nothing_is_cut_off_and_its_leases_go_back(tmp_path: P
             result = ReadResult(8, list(ranges), 1, 1, 0, 0)
             broker.pages = [result]
             async with served(broker, ServerSettings(stall_seconds=0.3)) as s:
-                host, port = s.address.split(":")
-                _, writer = await asyncio.open_connection(host, int(port), limit=1 << 10)
-                writer.write(f"GET {PAGE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-                while not s.context.counts.connections:
-                    await asyncio.sleep(0.01)
-                while s.context.counts.connections:
-                    await asyncio.sleep(0.05)
-                assert not ranges[0].lease._held
-                writer.close()
+                async with raw(s.address, limit=1 << 10) as (_, writer):
+                    writer.write(f"GET {PAGE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                    while not s.context.counts.connections:
+                        await asyncio.sleep(0.01)
+                    while s.context.counts.connections:
+                        await asyncio.sleep(0.05)
+                    assert not ranges[0].lease._held
 
     run(main)
 

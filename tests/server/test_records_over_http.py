@@ -7,7 +7,7 @@ import pytest
 from firn.topicspec import TopicSpec
 from firn_node.server import ServerSettings
 from firn_node.settings import MemorySettings
-from server.serving import StandIn, run, served
+from server.serving import StandIn, raw, real, run, served
 
 
 async def broker_with_topic(partitions: int = 1, **options: object) -> StandIn:
@@ -18,7 +18,7 @@ async def broker_with_topic(partitions: int = 1, **options: object) -> StandIn:
 
 def test_a_put_value_comes_back_with_its_offset() -> None:
     async def main() -> None:
-        async with served(await broker_with_topic()) as s:
+        async with real() as s:
             status, found, _ = await s.ask("PUT", "/v1/topics/t/records/k", data=b"v0")
             assert (status, found) == (200, {"partition": 0, "offset": 0})
             status, found, headers = await s.ask("PUT", "/v1/topics/t/records/k", data=b"v\xff1")
@@ -40,11 +40,10 @@ def test_a_put_value_comes_back_with_its_offset() -> None:
 )  # fmt: skip
 def test_a_key_of_any_bytes_is_addressable(path: str, key: bytes) -> None:
     async def main() -> None:
-        broker = await broker_with_topic()
-        async with served(broker) as s:
+        async with real() as s:
             status, _, _ = await s.ask("PUT", f"/v1/topics/t/records/{path}", data=b"v")
             assert status == 200
-            assert [f.value for f in await broker.get("t", [key]) if f] == [b"v"]
+            assert [f.value for f in await s.broker.get("t", [key]) if f] == [b"v"]
             assert (await s.ask("GET", f"/v1/topics/t/records/{path}"))[1] == b"v"
 
     run(main)
@@ -52,7 +51,7 @@ def test_a_key_of_any_bytes_is_addressable(path: str, key: bytes) -> None:
 
 def test_a_deleted_key_is_not_found() -> None:
     async def main() -> None:
-        async with served(await broker_with_topic()) as s:
+        async with real() as s:
             await s.ask("PUT", "/v1/topics/t/records/k", data=b"v")
             status, found, _ = await s.ask("DELETE", "/v1/topics/t/records/k")
             assert (status, found) == (200, {"partition": 0, "offset": 1})
@@ -65,7 +64,7 @@ def test_a_deleted_key_is_not_found() -> None:
 
 def test_if_match_decides_and_its_loser_learns_the_newest_offset() -> None:
     async def main() -> None:
-        async with served(await broker_with_topic()) as s:
+        async with real() as s:
             path = "/v1/topics/t/records/k"
             created = {"If-None-Match": "*"}
             assert (await s.ask("PUT", path, data=b"1", headers=created))[0] == 200
@@ -93,7 +92,7 @@ def test_if_match_decides_and_its_loser_learns_the_newest_offset() -> None:
 )
 def test_a_bad_header_is_named(headers: dict[str, str], named: str) -> None:
     async def main() -> None:
-        async with served(await broker_with_topic()) as s:
+        async with real() as s:
             status, found, _ = await s.ask("PUT", "/v1/topics/t/records/k", data=b"v", headers=headers)
             assert (status, found["error"]) == (400, "invalid")
             assert named in found["message"]
@@ -103,7 +102,7 @@ def test_a_bad_header_is_named(headers: dict[str, str], named: str) -> None:
 
 def test_tag_timestamp_and_partition_of_a_put_are_kept() -> None:
     async def main() -> None:
-        async with served(await broker_with_topic(4)) as s:
+        async with real(4) as s:
             headers = {"Firn-Tag": "gr%C3%BCn", "Firn-Timestamp": "-5", "Firn-Partition": "3"}
             status, found, _ = await s.ask("PUT", "/v1/topics/t/records/k", data=b"v", headers=headers)
             assert (status, found["partition"]) == (200, 3)
@@ -123,14 +122,11 @@ def test_tag_timestamp_and_partition_of_a_put_are_kept() -> None:
 def test_a_value_above_the_limit_is_refused_before_it_is_sent() -> None:
     async def main() -> None:
         broker = await broker_with_topic()
-        async with served(broker) as s:
-            host, port = s.address.split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
+        async with served(broker) as s, raw(s.address) as (reader, writer):
             head = f"PUT /v1/topics/t/records/k HTTP/1.1\r\nHost: x\r\nContent-Length: {(16 << 20) + 1}\r\n"
             writer.write(head.encode() + b"Expect: 100-continue\r\n\r\n")
             answer = await reader.readuntil(b"\r\n\r\n")
             assert answer.startswith(b"HTTP/1.1 413")
-            writer.close()
             assert broker.produced == []
 
     run(main)
@@ -138,16 +134,13 @@ def test_a_value_above_the_limit_is_refused_before_it_is_sent() -> None:
 
 def test_a_peer_that_expects_it_is_told_to_continue() -> None:
     async def main() -> None:
-        async with served(await broker_with_topic()) as s:
-            host, port = s.address.split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
+        async with real() as s, raw(s.address) as (reader, writer):
             writer.write(
                 b"PUT /v1/topics/t/records/k HTTP/1.1\r\nHost: x\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n"
             )
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 100")
             writer.write(b"abc")
             assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
-            writer.close()
 
     run(main)
 
@@ -158,7 +151,7 @@ def test_a_chunked_value_of_the_largest_size_is_kept_and_one_byte_more_is_refuse
             yield bytes(min(1 << 20, size - at))
 
     async def main() -> None:
-        async with served(await broker_with_topic()) as s:
+        async with real() as s:
             assert (await s.ask("PUT", "/v1/topics/t/records/k", data=body(16 << 20)))[0] == 200
             status, found, _ = await s.ask("PUT", "/v1/topics/t/records/k", data=body((16 << 20) + 1))
             assert (status, found["error"]) == (413, "limit_exceeded")
@@ -169,7 +162,7 @@ def test_a_chunked_value_of_the_largest_size_is_kept_and_one_byte_more_is_refuse
 
 def test_a_key_above_the_limit_is_413() -> None:
     async def main() -> None:
-        async with served(await broker_with_topic()) as s:
+        async with real() as s:
             assert (await s.ask("PUT", f"/v1/topics/t/records/{'k' * 65536}", data=b"v"))[0] == 200
             assert (await s.ask("PUT", f"/v1/topics/t/records/{'k' * 65537}", data=b"v"))[0] == 413
 
@@ -215,7 +208,7 @@ def test_produce_waits_for_room_and_is_refused_in_time() -> None:
 
 def test_a_json_array_gets_its_offsets_in_input_order() -> None:
     async def main() -> None:
-        async with served(await broker_with_topic(3)) as s:
+        async with real(3) as s:
             records = [{"key": f"k{i}", "value": None if i % 7 == 0 else f"v{i}"} for i in range(50)]
             records.append({"key_base64": "/w==", "value_base64": "AA==", "partition": 2, "tag": "x",
                             "headers": {"a": "b"}, "timestamp": 7, "queues": ["q"], "topic": "t"})  # fmt: skip
@@ -259,7 +252,7 @@ def test_a_json_array_gets_its_offsets_in_input_order() -> None:
 )
 def test_a_bad_array_is_refused_by_name(body: bytes, status: int, named: str) -> None:
     async def main() -> None:
-        async with served(await broker_with_topic()) as s:
+        async with real() as s:
             found_status, found, _ = await s.ask("POST", "/v1/topics/t/records", data=body)
             assert (found_status, named in found["message"]) == (status, True), found
 
@@ -268,7 +261,7 @@ def test_a_bad_array_is_refused_by_name(body: bytes, status: int, named: str) ->
 
 def test_msgpack_is_answered_to_who_asks_for_it_errors_too() -> None:
     async def main() -> None:
-        async with served(await broker_with_topic()) as s:
+        async with real() as s:
             headers = {"Accept": "application/msgpack"}
             _, body, _ = await s.ask("PUT", "/v1/topics/t/records/k", data=b"v", headers=headers)
             assert msgpack.unpackb(body) == {"partition": 0, "offset": 0}

@@ -1,4 +1,6 @@
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import aiohttp
@@ -11,7 +13,7 @@ from firn.wire import Op, items
 from firn_node.engine.api import ReadResult
 from firn_node.server import ServerSettings
 from firn_node.settings import MemorySettings
-from server.serving import StandIn, batch, file_ranges, run, served
+from server.serving import StandIn, batch, file_ranges, raw, real, run, served
 
 
 async def broker_with_topic(**options: object) -> StandIn:
@@ -22,7 +24,7 @@ async def broker_with_topic(**options: object) -> StandIn:
 
 def test_a_greeting_says_version_node_and_limits() -> None:
     async def main() -> None:
-        async with served(await broker_with_topic()) as s, s.stream() as peer:
+        async with real(2) as s, s.stream() as peer:
             found = await peer.ask(Op.HELLO, 1, {"version": 1, "client": "test"})
             assert (found.op, found.id, found.meta["version"], found.meta["node"]) == (Op.OK, 1, 1, "firn-0")
             assert found.meta["limits"]["frame_bytes"] == 65536
@@ -70,11 +72,11 @@ def test_answers_of_one_exchange_keep_their_order_when_a_later_append_is_faster(
 
 def test_a_large_message_travels_in_frames_and_conditions_are_decided_per_batch() -> None:
     async def main() -> None:
-        async with served(await broker_with_topic()) as s, s.stream() as peer:
-            data = batch(8, (b"a", bytes(3 << 20))) + batch(8, (b"b", b"2"))
+        async with real(2) as s, s.stream() as peer:
+            data = batch(s.topic_id, (b"a", bytes(3 << 20))) + batch(s.topic_id, (b"b", b"2"))
             found = await peer.ask(Op.PRODUCE, 1, {"if_offset": [-1, -1]}, data)
             assert found.meta["results"] == [[0, 0], [0, 1]]
-            data = batch(8, (b"a", b"3")) + batch(8, (b"c", b"4"))
+            data = batch(s.topic_id, (b"a", b"3")) + batch(s.topic_id, (b"c", b"4"))
             found = await peer.ask(Op.PRODUCE, 2, {"if_offset": [5, None]}, data)
             assert found.meta["results"][0]["error"] == "conflict"
             assert found.meta["results"][0]["newest_offset"] == 0
@@ -88,12 +90,12 @@ def test_a_large_message_travels_in_frames_and_conditions_are_decided_per_batch(
 
 def test_a_broken_message_fails_alone_among_its_neighbours() -> None:
     async def main() -> None:
-        good = batch(8, (b"a", b"1"))
-        flipped = bytearray(good)
-        flipped[-1] ^= 1  # values CRC
-        headless = bytearray(good)
-        headless[50] ^= 1  # header CRC
-        async with served(await broker_with_topic()) as s, s.stream() as peer:
+        async with real(2) as s, s.stream() as peer:
+            good = batch(s.topic_id, (b"a", b"1"))
+            flipped = bytearray(good)
+            flipped[-1] ^= 1  # values CRC
+            headless = bytearray(good)
+            headless[50] ^= 1  # header CRC
             sent = [
                 good,
                 bytes(flipped),
@@ -139,17 +141,16 @@ def test_a_refusal_of_the_engine_answers_every_message() -> None:
 
 def test_a_fetch_goes_on_with_what_is_produced_until_it_is_cancelled() -> None:
     async def main() -> None:
-        broker = await broker_with_topic()
-        async with served(broker) as s, s.stream() as peer, s.stream() as other:
+        async with real(2) as s, s.stream() as peer, s.stream() as other:
             found = await peer.ask(Op.FETCH, 5, {"topic": "t", "partition": 1})
             assert (found.op, found.meta["end"], bytes(found.data)) == (Op.DATA, 0, b"")
             for i in range(3):
-                await other.ask(Op.PRODUCE, i, {}, batch(8, (b"k%d" % i, b"v"), partition=1))
+                await other.ask(Op.PRODUCE, i, {}, batch(s.topic_id, (b"k%d" % i, b"v"), partition=1))
                 found = await peer.receive()
                 assert [x.batch.key_list() for x in items(found.data)] == [[b"k%d" % i]]
                 assert (found.meta["next_offset"], found.meta["end"]) == (i + 1, i + 1)
             assert (await peer.ask(Op.CANCEL, 5)).op == Op.OK
-            await other.ask(Op.PRODUCE, 9, {}, batch(8, (b"k", b"v"), partition=1))
+            await other.ask(Op.PRODUCE, 9, {}, batch(s.topic_id, (b"k", b"v"), partition=1))
             assert await peer.is_alive()
             assert (await peer.ask(Op.FETCH, 5, {"topic": "t", "partition": 1})).meta["next_offset"] == 4
 
@@ -187,7 +188,7 @@ def test_data_stop_without_credit_and_go_on_with_more() -> None:
 )  # fmt: skip
 def test_a_bad_fetch_is_an_error_of_that_exchange(meta: dict[str, object], named: str) -> None:
     async def main() -> None:
-        async with served(await broker_with_topic()) as s, s.stream() as peer:
+        async with real(2) as s, s.stream() as peer:
             found = await peer.ask(Op.FETCH, 3, meta)
             assert (found.op, found.id) == (Op.ERROR, 3)
             assert named in found.meta["message"]
@@ -238,7 +239,7 @@ def test_values_of_many_keys_come_in_order() -> None:
 )  # fmt: skip
 def test_a_frame_that_is_no_message_is_an_error_of_exchange_0(frame: bytes) -> None:
     async def main() -> None:
-        async with served(await broker_with_topic()) as s, s.stream() as peer:
+        async with real(2) as s, s.stream() as peer:
             await peer.socket.send_bytes(frame)
             found = await peer.receive()
             assert (found.op, found.id, found.meta["error"]) == (Op.ERROR, 0, "invalid")
@@ -249,7 +250,7 @@ def test_a_frame_that_is_no_message_is_an_error_of_exchange_0(frame: bytes) -> N
 
 def test_text_unknown_ops_and_the_brokers_own_ops_are_errors_that_the_stream_survives() -> None:
     async def main() -> None:
-        async with served(await broker_with_topic()) as s, s.stream() as peer:
+        async with real(2) as s, s.stream() as peer:
             await peer.socket.send_str("hello")
             assert (await peer.receive()).id == 0
             await peer.socket.send_bytes(msgpack.packb([99, 4, {}, b""]))
@@ -279,7 +280,7 @@ def test_an_announced_message_waits_for_room_and_is_refused_without_harm_to_the_
 
 def test_a_message_that_is_never_finished_gives_its_room_back() -> None:
     async def main() -> None:
-        async with served(await broker_with_topic(), ServerSettings(stall_seconds=0.2)) as s:
+        async with real(2, ServerSettings(stall_seconds=0.2)) as s:
             async with s.stream() as peer:
                 await peer.socket.send_bytes(msgpack.packb([Op.PRODUCE, 1, {"size": 20 << 20}, b"x"]))
                 while not s.context.in_flight.used:
@@ -295,35 +296,32 @@ def test_a_message_that_is_never_finished_gives_its_room_back() -> None:
 def test_a_peer_that_never_reads_its_answers_stops_being_read() -> None:
     async def main() -> None:
         settings = ServerSettings(stall_seconds=1.0, unanswered_max=50)
-        async with served(await broker_with_topic(), settings) as s:
+        async with real(2, settings) as s:
             await s.ask("PUT", "/v1/topics/t/records/k", data=bytes(1 << 20))
-            peer = await raw_stream(s.address)
             get = client_frame(msgpack.packb([Op.GET, 1, {"topic": "t"}, msgpack.packb([b"k"])]))
-            peer.write(get * 2000)
-            while not s.context.streams:
-                await asyncio.sleep(0.01)
-            (stream,) = s.context.streams
-            most = 0
-            while s.context.streams:  # until the stall ends it
-                most = max(most, stream._outbox.bytes)
-                assert len(stream._tasks) <= 50
-                await asyncio.sleep(0.02)
-            assert (256 << 10) - 65536 <= most <= (256 << 10) + 65536
-            assert s.context.counts.stream_messages["GET"] < 2000
-            peer.close()
+            async with raw_stream(s.address) as peer:
+                peer.write(get * 2000)
+                while not s.context.streams:
+                    await asyncio.sleep(0.01)
+                (stream,) = s.context.streams
+                most = 0
+                while s.context.streams:  # until the stall ends it
+                    most = max(most, stream._outbox.bytes)
+                    assert len(stream._tasks) <= 50
+                    await asyncio.sleep(0.02)
+                assert (256 << 10) - 65536 <= most <= (256 << 10) + 65536
+                assert s.context.counts.stream_messages["GET"] < 2000
 
     run(main)
 
 
 def test_a_peer_that_is_gone_without_a_word_is_found_by_heartbeats() -> None:
     async def main() -> None:
-        async with served(await broker_with_topic(), ServerSettings(heartbeat_seconds=0.2)) as s:
-            writer = await raw_stream(s.address)
+        async with real(2, ServerSettings(heartbeat_seconds=0.2)) as s, raw_stream(s.address):
             while not s.context.streams:
                 await asyncio.sleep(0.01)
             while s.context.streams:  # it never answers a ping
                 await asyncio.sleep(0.02)
-            writer.close()
 
     run(main)
 
@@ -349,7 +347,7 @@ def test_what_was_received_is_answered_before_the_stop() -> None:
 
 def test_a_request_that_is_no_websocket_is_told_so() -> None:
     async def main() -> None:
-        async with served(await broker_with_topic()) as s:
+        async with real(2) as s:
             status, found, _ = await s.ask("GET", "/v1/stream")
             assert (status, found["error"]) == (400, "invalid")
             assert "WebSocket" in found["message"]
@@ -357,16 +355,16 @@ def test_a_request_that_is_no_websocket_is_told_so() -> None:
     run(main)
 
 
-async def raw_stream(address: str) -> asyncio.StreamWriter:
+@contextlib.asynccontextmanager
+async def raw_stream(address: str) -> AsyncIterator[asyncio.StreamWriter]:
     """A stream of which nobody reads what arrives beyond the handshake."""
-    host, port = address.split(":")
-    reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 12)
-    writer.write(
-        b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
-        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-    )
-    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
-    return writer
+    async with raw(address, limit=1 << 12) as (reader, writer):
+        writer.write(
+            b"GET /v1/stream HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+        )
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101")
+        yield writer
 
 
 def client_frame(payload: bytes) -> bytes:

@@ -128,7 +128,13 @@ async def next_chunk(http: web.BaseRequest) -> bytes:
 
 
 def welcome_body(http: web.BaseRequest) -> None:
-    """Answer ``Expect: 100-continue``, so that the peer sends the body that is now wanted."""
+    """Answer ``Expect: 100-continue``, so that the peer sends the body that is now wanted.
+
+    Errors: Invalid for a compressed body: nothing here would decompress it.
+    """
+    encoding = http.headers.get(hdrs.CONTENT_ENCODING, "identity")
+    if encoding.lower() != "identity":
+        raise Invalid(f"Content-Encoding: {encoding[:64]!r} is not taken; send the body as it is")
     if http.headers.get(hdrs.EXPECT, "").lower() == "100-continue" and http.transport is not None:
         http.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
