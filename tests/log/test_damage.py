@@ -316,3 +316,18 @@ def test_no_flipped_bit_passes_the_check_and_its_sentence_names_both_values(code
         with pytest.raises(MalformedBatch) as raised:
             verify_all(bytes(broken))
         assert (good, fault) == (0, raised.value.message)
+
+
+def test_a_truncation_that_a_crash_cut_short_leaves_no_summary_of_the_removed_bytes(disk: SimDisk) -> None:
+    log = open_log(disk)
+    _, second, _ = log.append([sized(1_000, 1), sized(1_000, 2), sized(3_000, 3)])
+    log.sync()
+    assert disk.exists(summary_path(FOLDER, 0))
+    disk.fail(1, kinds={"unlink"})  # right after the marker
+    with pytest.raises(OSError, match="Input/output"):
+        log.truncate(second)
+    disk.kill()
+    log = open_log(disk)
+    assert log.append([sized(1_000, 2, topic_id=16), sized(3_000, 5)])[0] == second
+    disk.kill()
+    assert [set(i.topics) for i in open_log(disk).segments()] == [{8, 16}, {8}]

@@ -326,7 +326,7 @@ def test_a_name_that_came_back_after_a_failed_append_does_not_hide_later_appends
         model.sync()
         model.disk.fail(2, errno.ENOSPC, kinds={"pwrite"})
         with pytest.raises(OSError):
-            model.append([2_900, 3_000])
+            model.append([1_500, 3_000])  # the second one would begin a segment
         model.append([500, 500, 500, 500, 500])
         model.sync()
         model.disk.crash()

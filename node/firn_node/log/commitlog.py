@@ -17,6 +17,7 @@ all; they open segments through the ``FileCache``, by leases.
 What a head page holds and when it is written: ``headpage``. What opening decides: ``recovery``.
 """
 
+import contextlib
 import threading
 import time
 from bisect import bisect_left
@@ -312,17 +313,22 @@ class CommitLog(LogReader):
         return infos
 
     def _load_topics(self, segment: Segment, end: int) -> Topics:
-        topics = segment.topics
-        if topics is None:
-            topics = load_summary(self._disk, self._folder, segment.start, end)
+        """The topics of a sealed segment; remembered, unless a truncation made it the active one meanwhile."""
+        truncations, topics = self.truncations, segment.topics
+        if topics is not None:
+            return topics
+        topics = load_summary(self._disk, self._folder, segment.start, end)
+        is_counted = topics is None
         if topics is None:
             with self._cache.reading(segment.path) as file:
                 topics = count_topics(file, segment.start, end)
-            try:
+        with self._lock:
+            if self.truncations != truncations:
+                return topics
+            segment.topics = topics
+        if is_counted:
+            with contextlib.suppress(OSError):  # derived: counted again at the next start
                 store_summary(self._disk, self._folder, segment.start, end, topics)
-            except OSError:
-                pass  # derived: counted again at the next start
-        segment.topics = topics
         return topics
 
     def release(self, before: int) -> int:
