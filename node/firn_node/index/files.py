@@ -69,6 +69,7 @@ class FilesIndex:
         self._checkpoint, self._log_start = snapshot.checkpoint, snapshot.log_start
         self._partitions = {key: _Partition(row, row.end_entry) for key, row in snapshot.partitions.items()}
         self._states, self._producers = snapshot.states, snapshot.producers
+        self._swept = 0
         self._deleted: dict[Key, int] = {}  # the first entry number that a partition seen again may use
         self._trimmed: dict[Key, int] = {}  # file numbers below go once the checkpoint is durable
         self._remove_leftovers()
@@ -117,6 +118,7 @@ class FilesIndex:
 
         *Effects*: after an error or a crash before 2 the old checkpoint holds, and the same flush may be repeated.
         """
+        self.sweep(self._log_start, PARTITIONS_MAX)
         with self._write_lock:
             with self._lock:
                 written = {
@@ -143,12 +145,14 @@ class FilesIndex:
     def trim(self, log_start: int) -> None:
         with self._lock:
             self._log_start = max(self._log_start, log_start)
-        self.sweep(log_start, PARTITIONS_MAX)
 
     def sweep(self, log_start: int, limit: int) -> int:
         """Leave out the expired entries that are in files; 0 always, because one call does them all."""
         with self._lock:
-            self._log_start = max(self._log_start, log_start)
+            self._log_start = log_start = max(self._log_start, log_start)
+            if self._swept >= log_start:
+                return 0
+            self._swept = log_start
             for key, found in self._partitions.items():
                 row = found.row
                 if (

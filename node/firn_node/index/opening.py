@@ -20,6 +20,7 @@ from firn_node.index.base import KINDS, NewEntry, PartitionIndex, refuse_light_q
 from firn_node.index.files import PARTITIONS_MAX, FilesIndex
 from firn_node.index.mirrored import MirroredIndex
 from firn_node.index.rocks import RocksIndex
+from firn_node.index.verify import require_equal
 
 Single = RocksIndex | FilesIndex
 SINGLE_KINDS = ("rocksdb", "files")
@@ -74,8 +75,6 @@ def build_missing(source_kind: str, folder: str, disk: Disk, *, memory_bytes: in
     *Effects*: durable on return; after a crash ``.new`` is removed and the source still holds everything.
     *Errors*: Invalid (light queues), LimitExceeded (partitions), before anything is written.
     """
-    from firn_node.index.verify import require_equal
-
     target_kind = other_kind(source_kind)
     target_path = f"{folder}/{target_kind}"
     disk.remove_tree(f"{target_path}.new")

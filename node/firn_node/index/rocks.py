@@ -28,7 +28,7 @@ from firn_node.index.lru import BoundedMap
 from firn_node.index.rocksdoor import Guarded, guarded, open_database, without_wal
 
 NEVER = -(2**63)  # the running maximum of nothing
-SWEEP_PER_WRITE = 1024  # partitions and queues looked at by each trim and flush: about 10 ms
+SWEEP_PER_FLUSH = 1024  # partitions and queues looked at by each flush: about 10 ms
 PORTION = 4096  # rows per step of a walk over a family; no iterator lives longer
 EXPIRED_MAX = 4096
 
@@ -96,12 +96,12 @@ class RocksIndex(Guarded):
     def flush(self, checkpoint: int) -> None:
         """Steps: 1. the checkpoint into the memtable, last, 2. memtable to a synced SST and manifest, by RocksDB."""
         with self._write_lock:
-            self._sweep(SWEEP_PER_WRITE)
+            self._sweep(SWEEP_PER_FLUSH)
             self._db.put(k.CHECKPOINT_KEY, k.pack_number(checkpoint), self._unlogged)
-            failpoints.step("index.flush.checkpointed")
-            self._db.flush(True)
-            failpoints.step("index.flush.synced")
-            self._checkpoint = checkpoint
+        failpoints.step("index.flush.checkpointed")
+        self._db.flush(True)  # without the lock: what others write meanwhile may be in it, which is harmless
+        failpoints.step("index.flush.synced")
+        self._checkpoint = checkpoint
 
     @guarded
     def trim(self, log_start: int) -> None:
@@ -109,14 +109,11 @@ class RocksIndex(Guarded):
             if log_start > self._log_start:
                 self._db.put(k.LOG_START_KEY, k.pack_number(log_start), self._unlogged)
                 self._log_start = log_start
-            self._sweep(SWEEP_PER_WRITE)
 
     @guarded
     def sweep(self, log_start: int, limit: int) -> int:
+        self.trim(log_start)
         with self._write_lock:
-            if log_start > self._log_start:
-                self._db.put(k.LOG_START_KEY, k.pack_number(log_start), self._unlogged)
-                self._log_start = log_start
             return self._sweep(limit)
 
     @guarded
@@ -342,19 +339,21 @@ class RocksIndex(Guarded):
     ) -> dict[bytes, tuple[int, int]]:
         """Count the queues on; what was counted in an earlier append (its offset is below the end) is skipped."""
         queues: dict[bytes, tuple[int, int]] = {}
-        iterator = None
-        put, pack_light, pack_offset = batch.put, k.pack_light, k.pack_offset
+        iterator = self._db.iter()
+        put, pack_light, pack_offset, cached = batch.put, k.pack_light, k.pack_offset, self._queues.get
+        partition_of, heads = (-1, -1), (b"", 0)
         for topic_id, partition, name, position, row, offset, timestamp in lights:
-            if offset < known[topic_id, partition][0]:
+            if partition_of != (topic_id, partition):
+                partition_of = (topic_id, partition)
+                heads = (k.pack_partition_key(k.LIGHT, topic_id, partition), known[partition_of][0])
+            if offset < heads[1]:
                 continue
-            prefix = k.light_prefix(topic_id, partition, name)
-            queue = queues.get(prefix) or self._queues.get(prefix)
-            if queue is None:
-                if iterator is None:
-                    iterator = self._db.iter()
-                queue = self._queue_end(iterator, prefix)
+            encoded = name.encode()
+            prefix = heads[0] + k.BYTE[len(encoded)] + encoded
+            queue = queues.get(prefix) or cached(prefix) or self._queue_end(iterator, prefix)
             count, running = queue
-            running = max(running, timestamp)
+            if timestamp > running:
+                running = timestamp
             put(prefix + pack_offset(count), pack_light(position, row, offset, running))
             queues[prefix] = (count + 1, running)
         return queues

@@ -46,12 +46,13 @@ unpack_number = struct.Struct("<Q").unpack
 PARTITION_KEY_BYTES = 13
 ENTRY_KEY_BYTES = 21
 OFFSET_MAX = 2**64 - 1
+BYTE = [bytes((n,)) for n in range(256)]
 
 
 def light_prefix(topic_id: int, partition: int, name: str) -> bytes:
     """The key of a light queue without the queue offset; no such prefix is the beginning of another."""
     encoded = name.encode()
-    return pack_partition_key(LIGHT, topic_id, partition) + bytes((len(encoded),)) + encoded
+    return pack_partition_key(LIGHT, topic_id, partition) + BYTE[len(encoded)] + encoded
 
 
 def after(prefix: bytes) -> bytes:
