@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from firn.batch import Batch, Buffer
 from firn.errors import InvariantBroken, MalformedBatch, SnapshotExpired
-from firn.record import Record, record_list
+from firn.record import Record, collector_at_rest, record_list
 from firn.wire import items
 
 
@@ -93,9 +93,10 @@ class Page:
     size: int
 
     def records(self, topic: str) -> list[Record]:
-        if len(self.pieces) == 1:
-            return self.pieces[0].records(topic)
-        return [record for piece in self.pieces for record in piece.records(topic)]
+        with collector_at_rest():
+            if len(self.pieces) == 1:
+                return self.pieces[0].records(topic)
+            return [record for piece in self.pieces for record in piece.records(topic)]
 
 
 class Cursor:
