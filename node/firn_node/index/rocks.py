@@ -11,7 +11,8 @@ Invariants, beyond those of `base.py`:
   queue offset is never given twice.
 
 Trimming writes one number. Readers correct it lazily, and what they find dead is deleted by the next append;
-``sweep`` walks the rest in small steps.
+``sweep`` walks the rest in small steps. Above 500 lines because all of it works on one database, one lock and the
+same two caches; keys, opening and errors are in `rockskeys.py` and `rocksdoor.py`.
 """
 
 import threading
