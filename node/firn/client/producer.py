@@ -418,14 +418,14 @@ class Producer:
 
     def _reap(self) -> None:
         """Complete chunks leave; their failures are kept for ``flush``."""
-        kept: deque[Chunk] = deque()
-        for chunk in self._open:
-            if chunk.is_complete:
-                self._buffered -= chunk.bytes
-                self._failure = self._failure or chunk.failure
-            else:
-                kept.append(chunk)
-        self._open = kept
+        done = [chunk for chunk in self._open if chunk.is_complete]
+        if not done:
+            return
+        self._open = deque(chunk for chunk in self._open if not chunk.is_complete)
+        with self._guard:  # ``send`` may add to the count in another thread
+            self._buffered -= sum(chunk.bytes for chunk in done)
+        for chunk in done:
+            self._failure = self._failure or chunk.failure
 
 
 def _results(message: Message, count: int) -> list[int | FirnError] | FirnError:
