@@ -4,6 +4,7 @@ import tempfile
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from support.compaction_kit import Partition, file_batches
 
 KEYS = [b"", b"a", b"bb", *(b"key-%d" % i for i in range(20))]

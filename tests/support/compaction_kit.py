@@ -129,7 +129,7 @@ class Partition:
                     tags[i] if tags else None,
                     (headers[i] if headers else None) or {},
                     tuple(queues[i]) if queues else (),
-                )  # fmt: skip
+                )
             )
 
     def sorted_rows(self, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:

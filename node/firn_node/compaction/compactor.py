@@ -4,7 +4,8 @@ Dirty batches of many partitions lie interleaved in the commit log. The jobs' en
 order and the log is read once, forwards, in windows of up to ``WINDOW_BYTES``; each batch goes to its
 partition's output. Entries without a survivor are not read. A partition whose dirty runs average
 ``ALONE_BYTES`` or more gains nothing from company and goes alone. At most ``SWEEP_JOBS`` go together: each may
-hold 256 KiB of records that wait to be joined and 256 KiB that wait to be written.
+hold 256 KiB of records that wait to be joined, and all of them ``SWEEP_SPILL_BYTES`` that wait to be written
+(80 MiB at the very most, and far less when partitions are small).
 
 An error ends its job alone: its files are removed, its old state stays, the reason is in its result.
 """
@@ -13,6 +14,7 @@ import heapq
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from firn.batch import iterate
@@ -21,6 +23,7 @@ from firn_node import failpoints
 from firn_node.clock import LogClock
 from firn_node.compaction.keyindex import DamagedIndex
 from firn_node.compaction.log import SwapUncertain
+from firn_node.compaction.segment import SPILL_BYTES
 from firn_node.compaction.throttle import Throttle
 from firn_node.compaction.work import Cancelled, Entry, Job, Terms, Work
 
@@ -29,7 +32,8 @@ __all__ = ["Job", "compact"]
 WINDOW_BYTES = 4 << 20
 GAP_BYTES = 64 << 10  # reading over so much is cheaper than another read
 ALONE_BYTES = 256 << 10
-SWEEP_JOBS = 64
+SWEEP_JOBS = 256
+SWEEP_SPILL_BYTES = 16 << 20
 REPAIRS_MAX = 1000
 
 _log = logging.getLogger(__name__)
@@ -87,7 +91,7 @@ class _Sweep:
 
     def __init__(self, jobs: Sequence[Job], terms: Terms, commit_log: Log) -> None:
         self._jobs = list(jobs)
-        self._terms = terms
+        self._terms = replace(terms, spill_bytes=min(SPILL_BYTES, SWEEP_SPILL_BYTES // len(jobs)))
         self._commit_log = commit_log
         self._works: dict[int, Work] = {}
         self._started: dict[int, float] = {}

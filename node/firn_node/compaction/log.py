@@ -200,32 +200,42 @@ class CompactedLog:
             old = self.manifest
             new = replace(change(old), generation=old.generation + 1, next_file=self._next_file)
             manifests.check_swap(old, new)
-            path = self.path(manifests.FILE_NAME)
-            temporary = f"{path}.tmp"
-            self.disk.make_folder(self.folder)
-            self.disk.sync_folder(self.folder)
-            failpoints.step("swap.folder_synced")
-            self.disk.unlink(temporary)
-            file = self.disk.open(temporary, "create")
-            try:
-                file.pwrite([new.encode()], 0)
-                failpoints.step("swap.manifest_written")
-                file.sync()
-            finally:
-                file.close()
-            failpoints.step("swap.manifest_synced")
-            self.disk.rename(temporary, path)
-            failpoints.step("swap.manifest_renamed")
-            try:
-                self.disk.sync_folder(self.folder)
-            except OSError as error:
-                raise SwapUncertain(*error.args) from error
+            self._replace_manifest(new.encode())
             failpoints.step("swap.done")
             self._view = self._make_view(new, self._view)
             self._retired |= old.files() - new.files()
             self._dirty = {name: index for name, index in self._dirty.items() if name in new.files()}
             self._retire()
             return new
+
+    def _replace_manifest(self, data: bytes) -> None:
+        """Steps 1 to 5 of ``swap``. *Errors*: OSError: the old one is there; SwapUncertain: either may be."""
+        path = self.path(manifests.FILE_NAME)
+        temporary = f"{path}.tmp"
+        self.disk.make_folder(self.folder)
+        self.disk.sync_folder(self.folder)
+        failpoints.step("swap.folder_synced")
+        self.disk.unlink(temporary)
+        try:
+            file = self.disk.open(temporary, "create")
+            try:
+                file.pwrite([data], 0)
+                failpoints.step("swap.manifest_written")
+                file.sync()
+            finally:
+                file.close()
+            failpoints.step("swap.manifest_synced")
+            self.disk.rename(temporary, path)
+        except OSError as error:
+            if self.disk.exists(path) and read_file(self.disk, path) == data:
+                raise SwapUncertain(*error.args) from error
+            self.disk.unlink(temporary)
+            raise
+        failpoints.step("swap.manifest_renamed")
+        try:
+            self.disk.sync_folder(self.folder)
+        except OSError as error:
+            raise SwapUncertain(*error.args) from error
 
     def discard(self, names: Sequence[str]) -> None:
         """Remove files that no manifest names: those of a compaction that failed."""
@@ -239,8 +249,7 @@ class CompactedLog:
             for name in self.manifest.files() | self._retired:
                 self.cache.retire(self.path(name))
             self.disk.unlink(self.path(manifests.FILE_NAME))
-            if self.disk.list(self.folder):
-                self.disk.remove_tree(self.folder)
+            self.disk.remove_tree(self.folder)
 
     # Reading.
 

@@ -117,10 +117,11 @@ def decode_footer(data: bytes, *, file: str, position: int) -> Footer:
 class SpillFile:
     """A new file that is written in pieces and open only while a piece goes out: thousands may be in work."""
 
-    def __init__(self, disk: Disk, path: str) -> None:
+    def __init__(self, disk: Disk, path: str, spill_bytes: int = SPILL_BYTES) -> None:
         self.path = path
         self.size = 0  # bytes added so far
         self._disk = disk
+        self._spill_bytes = spill_bytes
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._is_made = False
@@ -129,7 +130,7 @@ class SpillFile:
         self._pending.append(data)
         self._pending_bytes += len(data)
         self.size += len(data)
-        if self._pending_bytes >= SPILL_BYTES:
+        if self._pending_bytes >= self._spill_bytes:
             self._spill(sync=False)
 
     def finish(self) -> None:
@@ -156,7 +157,14 @@ class SegmentWriter:
     """
 
     def __init__(
-        self, disk: Disk, path: str, *, topic_id: int, partition: int, kind: int = KIND_CLEAN
+        self,
+        disk: Disk,
+        path: str,
+        *,
+        topic_id: int,
+        partition: int,
+        kind: int = KIND_CLEAN,
+        spill_bytes: int = SPILL_BYTES,
     ) -> None:
         self.path = path
         self.rows = 0
@@ -164,7 +172,7 @@ class SegmentWriter:
         self.start = self.end = 0
         self._identity = (topic_id, partition)
         self._kind = kind
-        self._file = SpillFile(disk, path)
+        self._file = SpillFile(disk, path, spill_bytes)
         self._entries: list[tuple[int, ...]] = []
         self._max_timestamp = -(1 << 63)
         self._batch_index_crc = 0

@@ -32,7 +32,7 @@ class Throttle:
             now = self._clock.monotonic()
             self._tokens = min(self._tokens + max(0.0, now - self._at) * rate, rate * BURST_SECONDS)
             self._at = now
-            if self._tokens >= 0:
+            if self._tokens > -1:
                 return
             self._sleep(min(-self._tokens / rate, PAUSE_SECONDS_MAX))
         self._tokens = max(self._tokens, 0.0)

@@ -31,7 +31,7 @@ from firn_node.compaction.log import CompactedLog, Pin
 from firn_node.compaction.manifest import CleanSegment, Manifest
 from firn_node.compaction.mask import Bits, bits_bytes, rows_of
 from firn_node.compaction.plan import Thresholds, Unit, plan_groups, plan_rewrites
-from firn_node.compaction.segment import SegmentWriter
+from firn_node.compaction.segment import SPILL_BYTES, SegmentWriter
 from firn_node.compaction.throttle import Throttle
 from firn_node.compaction.write import Output, ranks_of, write_keys
 from firn_node.engine.api import PartitionCompaction
@@ -78,6 +78,7 @@ class Terms:
     reclaim_age_ms: int
     throttle: Throttle
     is_cancelled: Callable[[], bool]
+    spill_bytes: int = SPILL_BYTES  # what an output may hold back before it goes to its file
 
 
 class Cancelled(Exception):
@@ -262,7 +263,13 @@ class Work:
         name = log.new_name("segment")
         self.names.append(name)
         m = self.manifest
-        return SegmentWriter(log.disk, log.path(name), topic_id=m.topic_id, partition=m.partition)
+        return SegmentWriter(
+            log.disk,
+            log.path(name),
+            topic_id=m.topic_id,
+            partition=m.partition,
+            spill_bytes=self.terms.spill_bytes,
+        )
 
     # 2. Clean segments.
 
