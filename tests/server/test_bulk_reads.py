@@ -7,7 +7,7 @@ import pytest
 from firn.batch import Batch
 from firn.topicspec import TopicSpec
 from firn.wire import items, mask_block
-from firn_node.engine.api import ReadResult
+from firn_node.engine.api import ReadRequest, ReadResult
 from firn_node.filecache import FileRange
 from firn_node.server import ServerSettings, install_uvloop
 from firn_node.settings import MemorySettings
@@ -138,14 +138,44 @@ def test_a_peer_that_takes_nothing_is_cut_off_and_its_leases_go_back(tmp_path: P
         with file_ranges(tmp_path, page) as ranges:
             result = ReadResult(8, list(ranges), 1, 1, 0, 0)
             broker.pages = [result]
-            async with served(broker, ServerSettings(stall_seconds=0.3)) as s:
-                async with raw(s.address, limit=1 << 10) as (_, writer):
-                    writer.write(f"GET {PAGE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
-                    while not s.context.counts.connections:
-                        await asyncio.sleep(0.01)
-                    while s.context.counts.connections:
-                        await asyncio.sleep(0.05)
-                    assert not ranges[0].lease._held
+            stalling = ServerSettings(stall_seconds=0.3)
+            async with served(broker, stalling) as s, raw(s.address, limit=1 << 10) as (_, writer):
+                writer.write(f"GET {PAGE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+                while not s.context.counts.connections:
+                    await asyncio.sleep(0.01)
+                while s.context.counts.connections:
+                    await asyncio.sleep(0.05)
+                assert not ranges[0].lease._held
+
+    run(main)
+
+
+def test_a_page_that_comes_as_its_reader_leaves_gives_its_leases_back(tmp_path: Path) -> None:
+    async def main() -> None:
+        broker = await broker_with_records(0)
+        ready = asyncio.Event()
+        with file_ranges(tmp_path, bytes(8)) as ranges:
+
+            async def read(_: ReadRequest) -> ReadResult:
+                await ready.wait()
+                return ReadResult(8, list(ranges), 1, 1, 0, 0)
+
+            broker.read = read  # type: ignore[method-assign]
+            async with served(broker) as s:
+                request = ReadRequest(topic="t", partition=0, wait_ms=1000)
+                reading = asyncio.create_task(s.context.wait_for_bytes(request))
+                while not s.context.waiting:
+                    await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                (inner,) = s.context.waiting
+                ready.set()
+                while not inner.done():
+                    await asyncio.sleep(0)
+                    reading.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await reading
+                await asyncio.sleep(0)
+                assert not ranges[0].lease._held
 
     run(main)
 

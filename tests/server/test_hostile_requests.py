@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from firn.wire import Op
+from firn_node.server.answers import to_json
 from firn_node.server.app import ROUTER
 from server.serving import Served, batch, real
 
@@ -82,7 +83,7 @@ documents = st.recursive(
     ),
     max_leaves=8,
 )  # fmt: skip
-bodies = st.one_of(st.binary(max_size=300), documents.map(lambda d: to_json(d)))
+bodies = st.one_of(st.binary(max_size=300), documents.map(to_json))
 headers = st.dictionaries(
     st.sampled_from(["If-Match", "If-None-Match", "Firn-Tag", "Firn-Timestamp", "Firn-Partition", "Accept",
                      "Content-Type", "Expect", "Content-Encoding"]),
@@ -90,12 +91,6 @@ headers = st.dictionaries(
                      "100-continue", "identity", "gzip"]),
     max_size=3,
 )  # fmt: skip
-
-
-def to_json(document: Any) -> bytes:
-    from firn_node.server.answers import to_json
-
-    return to_json(document)
 
 
 @QUICK
@@ -164,14 +159,14 @@ def test_no_frame_ends_the_stream(runner: Runner, data: st.DataObject) -> None:
                 assert not (found[0] == Op.ERROR and found[2]["error"] == "error"), found
                 if found[1] == 999_999:
                     break
-        while runner.served.context.streams:
+        # Appends go on when their peer has left; then everything they held is free again.
+        context = runner.served.context
+        while context.streams or context.in_flight.used or context.reads.used:
             await asyncio.sleep(0.005)
 
     failures = runner.served.context.counts.failures
     runner.run(main())
     assert runner.served.context.counts.failures == failures
-    assert runner.served.context.in_flight.used == 0
-    assert runner.served.context.reads.used == 0
 
 
 def flipped(data: bytes, at: int, bits: int) -> bytes:

@@ -238,12 +238,11 @@ def test_unknown_paths_and_methods_are_answered_in_the_shape_of_errors() -> None
 def test_what_is_not_http_is_answered_in_the_shape_of_errors() -> None:
     async def main() -> None:
         async with served(StandIn()) as s:
-            host, port = s.address.split(":")
             for garbage in (b"\x16\x03\x01 hello\r\n\r\n", b"GET / HTTP/9\r\n\r\n", b"GET " + b"a" * 300_000):
                 async with raw(s.address) as (reader, writer):
                     writer.write(garbage)
                     answer = await reader.read()
-                    assert answer.startswith(b"HTTP/1.0 400") or answer.startswith(b"HTTP/1.1 400")
+                    assert answer.startswith((b"HTTP/1.0 400", b"HTTP/1.1 400"))
                     assert b'"error":"invalid"' in answer
 
     run(main)
@@ -297,11 +296,12 @@ def test_connections_past_the_bound_are_told_so_and_others_go_on() -> None:
 
 def test_a_connection_that_says_nothing_is_closed() -> None:
     async def main() -> None:
-        async with served(StandIn(), ServerSettings(first_request_seconds=0.1)) as s:
-            host, port = s.address.split(":")
-            async with raw(s.address) as (reader, writer):
-                assert await reader.read() == b""
-                assert s.context.counts.connections == 0
+        async with (
+            served(StandIn(), ServerSettings(first_request_seconds=0.1)) as s,
+            raw(s.address) as (reader, _),
+        ):
+            assert await reader.read() == b""
+            assert s.context.counts.connections == 0
 
     run(main)
 

@@ -115,6 +115,7 @@ class Context:
             return await task
         except asyncio.CancelledError:
             task.cancel()
+            task.add_done_callback(_release_unread)
             if self.is_stopping and not _is_cancelled(asyncio.current_task()):
                 raise Unavailable("this broker is stopping; ask again, or another one") from None
             raise
@@ -137,6 +138,12 @@ class Context:
         self.kept.discard(task)
         if not task.cancelled():
             task.exception()  # taken here, so that a caller that has gone leaves no warning
+
+
+def _release_unread(task: "asyncio.Task[ReadResult]") -> None:
+    """A read that ended in the same turn as its reader: nobody else gives its leases back."""
+    if not task.cancelled() and task.exception() is None:
+        task.result().release()
 
 
 def _is_cancelled(task: "asyncio.Task[Any] | None") -> bool:

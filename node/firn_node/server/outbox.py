@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from aiohttp import web
 
+from firn.limits import FRAME_BYTES_MAX
 from firn_node.server.sendfile import guarded
 
 
@@ -70,13 +71,7 @@ class Outbox:
         try:
             while True:
                 while self._frames:
-                    frame = self._frames[0]
-                    await guarded(self._socket.send_bytes(frame), self._stall_seconds)
-                    self._frames.popleft()
-                    self.bytes -= len(frame)
-                    self.bytes_sent += len(frame)
-                    if self._room and self.bytes < self._bytes_max:
-                        self._wake()
+                    await guarded(self._burst(), self._stall_seconds)
                 self._idle.set()
                 self._something.clear()
                 await self._something.wait()
@@ -84,6 +79,18 @@ class Outbox:
             self._abort()
         finally:
             self._lose()
+
+    async def _burst(self) -> None:
+        """Write frames up to about one of full size: one watch over the peer for many small answers."""
+        begun = self.bytes_sent
+        while self._frames and self.bytes_sent - begun < FRAME_BYTES_MAX:
+            frame = self._frames[0]
+            await self._socket.send_bytes(frame)
+            self._frames.popleft()
+            self.bytes -= len(frame)
+            self.bytes_sent += len(frame)
+            if self._room and self.bytes < self._bytes_max:
+                self._wake()
 
     def _wake(self) -> None:
         # All of them: each looks again, and a cancelled one must not keep its turn from the others.
