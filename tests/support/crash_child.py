@@ -1,4 +1,4 @@
-"""A broker process that works until it is killed: ``python crash_child.py FOLDER START [INDEX]``.
+"""A broker process that works until it is killed.
 
 It plays a fixed workload from operation START on and prints one line per *acknowledged* operation, at once, so that
 whoever kills it (a fail point, a signal) knows what must be there afterwards. ``operation(n)`` says what the n-th
@@ -6,12 +6,17 @@ one writes; both sides use it.
 """
 
 import asyncio
+import contextlib
+import multiprocessing
 import os
-import sys
+import signal
+from multiprocessing.connection import Connection
+from pathlib import Path
 
 from engine_kit import Kit, settings
 from firn.batch import Codecs
-from firn.errors import TopicExists
+from firn.errors import TopicExists, UnknownTopic
+from firn_node import failpoints
 from firn_node.engine.broker import Broker
 
 OPERATIONS = 60
@@ -60,10 +65,45 @@ async def work(folder: str, start: int, index: str) -> None:
             await kit.broker._retain()
             await asyncio.to_thread(kit.broker.core.key_query.build_missing, 1)
         if n % 15 == 14:
-            await kit.broker.delete_topic("other") if n % 30 == 29 else await kit.create("other")
+            with contextlib.suppress(TopicExists, UnknownTopic):  # done before the kill already
+                await kit.broker.delete_topic("other") if n % 30 == 29 else await kit.create("other")
     await kit.broker.stop()
     os.write(1, b"end\n")
 
 
-if __name__ == "__main__":
-    asyncio.run(work(sys.argv[1], int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else "rocksdb"))
+def enter(write_end: Connection, failpoint: str, folder: str, start: int, index: str) -> None:
+    """The child's main: work until the fail point ``NAME:N`` is reached for the N-th time."""
+    os.dup2(write_end.fileno(), 1)
+    name, _, nth = failpoint.partition(":")
+    left = int(nth or 1)
+
+    def kill(step: str) -> None:
+        nonlocal left
+        left -= step == name
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    failpoints.hook = kill
+    asyncio.run(work(folder, start, index))
+
+
+def play(folder: str | Path, start: int, *, failpoint: str = "", index: str = "rocksdb") -> tuple[int, list[bytes]]:
+    """Run a child to its end; its exit code (negative: the signal) and the lines that it printed.
+
+    Children are forked from a server that has imported everything and opened nothing: an import takes a second.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["crash_child"])
+    read_end, write_end = context.Pipe(duplex=False)
+    process = context.Process(target=enter, args=(write_end, failpoint, str(folder), start, index))
+    process.start()
+    write_end.close()
+    with open(os.dup(read_end.fileno()), "rb") as lines:
+        printed = lines.read().split()
+    process.join(60)
+    read_end.close()
+    code = process.exitcode
+    process.close()
+    if code not in (0, -signal.SIGKILL):
+        raise AssertionError(f"{failpoint}: the child ended with {code}")
+    return code, printed

@@ -151,6 +151,11 @@ class Appender:
             raise UnknownTopic(
                 f"topic id {int(group.topic_id[i])} does not exist (any more); look the topic up again"
             )
+        if int(group.flags[i]) & Flag.HAS_QUEUES and not self._core.index.has_light_queues:
+            raise Invalid(
+                f"light queues need the index kind rocksdb; this broker's is {self._core.index.kind}, so write the "
+                "records without queues, or migrate with `firn index migrate --to rocksdb`"
+            )
         partition = self._partitions.get(topic, int(group.partition[i]))
         records = int(group.records[i])
         sync = topic.spec.durability.flush == "sync"

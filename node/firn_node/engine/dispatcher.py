@@ -72,7 +72,8 @@ class Dispatcher:
             partition = run.touched.get(key)
             if partition is None:
                 partition = run.touched[key] = self._partitions.open_for_dispatch(topic, number)
-            run.add(NewEntry(topic_id, number, base, end, position, size, tag, newest))
+            if end > partition.dispatched_end:  # else a replay of what the index holds
+                run.add(NewEntry(topic_id, number, base, end, position, size, tag, newest))
             if flags & Flag.HAS_QUEUES:
                 run.lights.extend(_lights(_batch(data, group, rows[at]), position))
             self._count(partition, end, position, size, append_ms)
