@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firn.batch import Codecs, Columns, Flag, Identity, encode
-from firn_node.kernels.compact import gather_bytes, readonly
+from firn_node.kernels.compact import gather_bytes, gather_texts, readonly
 
 U8 = NDArray[np.uint8]
 
@@ -56,7 +56,7 @@ def piece_of(columns: Columns, rows: NDArray[np.int64] | None) -> Piece:
     tags, queues, headers = _texts(columns.tags, n), _names(columns.queues, n), _texts(columns.headers, n)
     return Piece(
         columns.key_lengths[rows], columns.value_lengths[rows], columns.timestamps[rows], columns.offsets[rows],
-        _gather(columns.keys, columns.key_starts(), rows), _gather(columns.values, columns.value_starts(), rows),
+        _gather_texts(columns.keys, columns.key_lengths, rows), _gather_texts(columns.values, columns.value_lengths, rows),
         None if tags is None else _pick_texts(tags, rows),
         None if queues is None else _pick_names(queues, rows),
         None if headers is None else _pick_texts(headers, rows),
@@ -102,6 +102,12 @@ def _gather(data: U8, starts: NDArray[np.int64], rows: NDArray[np.int64]) -> U8:
     return out
 
 
+def _gather_texts(data: U8, lengths: NDArray[np.int32], rows: NDArray[np.int64]) -> U8:
+    out = np.empty(int(np.maximum(lengths[rows], 0).sum(dtype=np.int64)), np.uint8)
+    gather_texts(readonly(data), readonly(lengths), readonly(rows), out)
+    return out
+
+
 def _texts(column: Any, n: int) -> Texts | None:
     if not len(column):
         return None
@@ -109,7 +115,7 @@ def _texts(column: Any, n: int) -> Texts | None:
 
 
 def _pick_texts(texts: Texts, rows: NDArray[np.int64]) -> Texts:
-    return Texts(texts.lengths[rows], _gather(texts.data, _starts(texts.lengths), rows))
+    return Texts(texts.lengths[rows], _gather_texts(texts.data, texts.lengths, rows))
 
 
 def _join_texts(parts: Sequence[tuple[Texts | None, int]], *, absent: int) -> bytes:

@@ -17,6 +17,7 @@ from firn_node.kernels.jit import kernel
 
 _U64R = "Array(uint64, 1, 'C', readonly=True)"
 _U8R = "Array(uint8, 1, 'C', readonly=True)"
+_I32R = "Array(int32, 1, 'C', readonly=True)"
 _I64R = "Array(int64, 1, 'C', readonly=True)"
 
 Array = NDArray[Any]
@@ -369,9 +370,9 @@ def merge_two(hi: Array, word: Array, a: int, middle: int, end: int, out_hi: Arr
         n += 1
 
 
-@kernel(f"void({_U8R}, {_I64R}, {_I64R}, uint8[::1])")
-def gather_bytes(data: Array, starts: Array, rows: Array, out: Array) -> None:
-    """The bytes ``data[starts[r]:starts[r + 1]]`` of the given rows, one after another.
+@kernel(f"int64({_U8R}, {_I64R}, {_I64R}, uint8[::1])")
+def gather_bytes(data: Array, starts: Array, rows: Array, out: Array) -> int:
+    """Copies ``data[starts[r]:starts[r + 1]]`` of the given rows, one after another; how many bytes.
 
     *Shape*: ``rows`` ascend; neighbours are copied together.
     """
@@ -387,6 +388,26 @@ def gather_bytes(data: Array, starts: Array, rows: Array, out: Array) -> None:
         out[to : to + size] = data[a : a + size]
         to += size
         i = k
+    return to
+
+
+@kernel(f"int64({_U8R}, {_I32R}, {_I64R}, uint8[::1])")
+def gather_texts(data: Array, lengths: Array, rows: Array, out: Array) -> int:
+    """As ``gather_bytes`` for rows that lie one after another; a length below 0 takes no bytes."""
+    to = np.int64(0)
+    at = np.int64(0)
+    row = 0
+    for i in range(len(rows)):
+        while row < rows[i]:
+            at += max(lengths[row], 0)
+            row += 1
+        size = max(lengths[row], 0)
+        for b in range(size):
+            out[to + b] = data[at + b]
+        to += size
+        at += size
+        row += 1
+    return to
 
 
 def readonly(array: Array) -> Array:
