@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from firn.batch import iterate
-from firn.errors import Corrupt, FirnError, InvariantBroken, MalformedBatch
+from firn.errors import Corrupt, FirnError, InvariantBroken
 from firn_node import failpoints
 from firn_node.clock import LogClock
 from firn_node.compaction.keyindex import DamagedIndex
@@ -203,24 +202,7 @@ class _Sweep:
             if (work := self._works.get(number)) is not None:
                 at = entry.position - start
                 piece = data[at : at + entry.size]
-                self._guard(number, lambda w=work, p=piece, e=entry: _take(w, p, e))  # type: ignore[misc]
-
-
-def _take(work: Work, data: memoryview, entry: Entry) -> None:
-    work.check()
-    at = entry.position
-    batches = iterate(data)
-    while True:
-        try:
-            batch = next(batches, None)
-        except MalformedBatch as error:
-            raise Corrupt(
-                f"commit log at position {at}: {error.message}", file="commit log", position=at
-            ) from error
-        if batch is None:
-            return
-        work.take(batch, position=at)
-        at += batch.header.size
+                self._guard(number, lambda w=work, p=piece, e=entry: w.take_entry(p, e.position))  # type: ignore[misc]
 
 
 def _next(entries: Iterator[Entry]) -> Iterator[Entry]:

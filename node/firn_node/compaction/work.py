@@ -20,7 +20,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from firn.batch import Batch, corrupt
+from firn.batch import Batch, corrupt, parse_header
 from firn.errors import Corrupt, Invalid, MalformedBatch
 from firn.survivors import tombstones_end
 from firn_node import failpoints
@@ -31,11 +31,13 @@ from firn_node.compaction.log import CompactedLog, Pin
 from firn_node.compaction.manifest import CleanSegment, Manifest
 from firn_node.compaction.mask import Bits, bits_bytes, rows_of
 from firn_node.compaction.plan import Thresholds, Unit, plan_groups, plan_rewrites
+from firn_node.compaction.rebuild import Piece
 from firn_node.compaction.segment import SPILL_BYTES, SegmentWriter
 from firn_node.compaction.throttle import Throttle
-from firn_node.compaction.write import Output, ranks_of, write_keys
+from firn_node.compaction.write import COPY_BYTES, Output, ranks_of, write_keys
 from firn_node.engine.api import PartitionCompaction
 from firn_node.kernels.compact import count_bits, readonly
+from firn_node.kernels.smallrun import AT, STATE_COLUMNS, take_small
 
 U64 = NDArray[np.uint64]
 CHUNK_ROWS = 1 << 19
@@ -341,6 +343,53 @@ class Work:
             self._write(self.groups[-1].output, batch, keep)
         except MalformedBatch as error:
             raise corrupt(error, file="commit log", position=position) from error
+
+    def take_entry(self, data: memoryview, position: int) -> None:
+        """All batches of an index entry at ``position``. *Errors*: Corrupt, OSError, Cancelled."""
+        at = 0
+        while at < len(data):
+            self.check()
+            if int.from_bytes(data[at + 12 : at + 16], "little") < COPY_BYTES:
+                at = self._take_small(data, at)
+                if at == len(data):
+                    return
+            try:
+                header = parse_header(data, at)
+                batch = Batch(data[at : at + header.size], header)
+            except MalformedBatch as error:
+                raise corrupt(error, file="commit log", position=position + at) from error
+            self.take(batch, position=position + at)
+            at += header.size
+
+    def _take_small(self, data: memoryview, at: int) -> int:
+        """Take small plain batches by the kernel; where the first one lies that is not of them."""
+        m, size = self.manifest, len(data)
+        cap = (size - at) // 16 + 1
+        state = np.zeros(STATE_COLUMNS, np.int64)
+        state[AT] = at
+        lengths, sizes = np.empty(cap, np.int32), np.empty(cap, np.int32)
+        times, offsets = np.empty(cap, np.int64), np.empty(cap, np.int64)
+        keys, values = np.empty(size - at, np.uint8), np.empty(size - at, np.uint8)
+        take_small(
+            readonly(np.frombuffer(data, np.uint8)), COPY_BYTES, np.uint64(m.topic_id), m.partition,
+            readonly(self.kept), self.dirty_base - self.horizon, self.horizon, self.job.upto,
+            lengths, sizes, times, offsets, keys, values, state,
+        )  # fmt: skip
+        stop, rows, key_bytes, value_bytes, epoch, appended, seen = state.tolist()
+        result = self.job.result
+        result.rows_done += seen
+        result.bytes_read += stop - at
+        output = self.groups[-1].output
+        before = output.bytes
+        if rows:
+            piece = Piece(
+                lengths[:rows].copy(), sizes[:rows].copy(), times[:rows].copy(), offsets[:rows].copy(),
+                keys[:key_bytes].copy(), values[:value_bytes].copy(), None, None, None,
+            )  # fmt: skip
+            output.add_plain(piece, epoch=epoch, append_timestamp=appended)
+        result.bytes_written += output.bytes - before
+        self.terms.throttle.take(stop - at + output.bytes - before, self.terms.is_cancelled)
+        return int(stop)
 
     # 4. and 5. Finish.
 

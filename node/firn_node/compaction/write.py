@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from firn.batch import Batch, Codecs
+from firn.batch import HEADER_BYTES, Batch, Codecs
 from firn_node.compaction.decide import Pool, Source, pool_rows, ranges
 from firn_node.compaction.keyindex import first_block
 from firn_node.compaction.manifest import ROWS_MAX, SPAN_MAX
@@ -75,12 +75,12 @@ class Output:
         rows = None if kept == h.records else np.flatnonzero(keep)
         weight = h.size * kept // h.records
         if weight <= 2 * JOIN_BYTES:
-            self._join(batch, rows, kept, weight)
+            self._join(batch, rows, weight)
             return self.bytes
         rows = np.arange(h.records) if rows is None else rows
         for piece in np.array_split(rows, -(-weight // JOIN_BYTES)):
             if len(piece):
-                self._join(batch, piece, len(piece), weight * len(piece) // kept)
+                self._join(batch, piece, weight * len(piece) // kept)
         return self.bytes
 
     def flush(self) -> None:
@@ -93,23 +93,36 @@ class Output:
         h = Batch(data).header
         self._write(data, h.records, h.base_offset, h.last_offset, h.keys_bytes, h.max_timestamp)
 
-    def _join(self, batch: Batch, rows: NDArray[np.int64] | None, kept: int, weight: int) -> None:
+    def add_plain(self, piece: Piece, *, epoch: int, append_timestamp: int) -> int:
+        """Take records of checked batches without codecs; the bytes written so far come back."""
+        kept = len(piece.offsets)
+        self.rows += kept
+        weight = HEADER_BYTES + 16 * kept + len(piece.keys) + len(piece.values)
+        self._append(piece, (0, 0, 0), weight, epoch, append_timestamp)
+        return self.bytes
+
+    def _join(self, batch: Batch, rows: NDArray[np.int64] | None, weight: int) -> None:
         h = batch.header
         codecs = (h.keys_codec, h.headers_codec, h.values_codec)
-        joined = self._joined
+        self._append(piece_of(batch.columns, rows), codecs, weight, h.epoch, h.append_timestamp)
+
+    def _append(
+        self, piece: Piece, codecs: tuple[int, int, int], weight: int, epoch: int, append_timestamp: int
+    ) -> None:
+        joined, kept = self._joined, len(piece.offsets)
         if joined is not None:
             first = int(joined.pieces[0].offsets[0])
             is_full = joined.weight + weight > JOIN_BYTES or joined.rows + kept > JOIN_ROWS_MAX
-            if is_full or joined.codecs != codecs or h.last_offset - first >= SPAN_MAX:
+            if is_full or joined.codecs != codecs or int(piece.offsets[-1]) - first >= SPAN_MAX:
                 self.flush()
                 joined = None
         if joined is None:
             joined = self._joined = _Joined([], codecs)
-        joined.pieces.append(piece_of(batch.columns, rows))
+        joined.pieces.append(piece)
         joined.weight += weight
         joined.rows += kept
-        joined.epoch = max(joined.epoch, h.epoch)
-        joined.append_timestamp = max(joined.append_timestamp, h.append_timestamp)
+        joined.epoch = max(joined.epoch, epoch)
+        joined.append_timestamp = max(joined.append_timestamp, append_timestamp)
 
     def _write(
         self, data: bytes, rows: int, first: int, last: int, keys_bytes: int, max_timestamp: int
