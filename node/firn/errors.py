@@ -38,7 +38,7 @@ class FirnError(Exception):
 
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
-    retry: ClassVar[bool] = False
+    retry: bool = False  # of the class; what a peer said of an instance counts over it
 
     def __init__(self, message: str, **details: Any) -> None:
         super().__init__(message)
@@ -158,6 +158,9 @@ BY_CODE: dict[str, type[FirnError]] = _classes(FirnError)
 
 def from_document(document: dict[str, Any]) -> FirnError:
     """The error that a peer sent; an unknown code becomes a plain FirnError that keeps its text."""
-    details = {k: v for k, v in document.items() if k not in ("error", "message", "retry")}
     kind = BY_CODE.get(str(document.get("error")), FirnError)
-    return kind(str(document.get("message", document)), **details)
+    details = {k: v for k, v in document.items() if k not in ("error", "message", "retry")}
+    error = kind(str(document.get("message", document)), **details)
+    if isinstance(document.get("retry"), bool):
+        error.retry = document["retry"]
+    return error

@@ -25,7 +25,7 @@ KEYS = 9
 
 def operation(n: int) -> list[tuple[bytes, bytes | None]]:
     """The records of the n-th operation: a few keys overwritten, one deleted now and then."""
-    rows: list[tuple[bytes, bytes | None]] = [(b"key%d" % ((n * 7 + i) % KEYS), b"%d.%d " % (n, i) * 40) for i in range(4)]
+    rows: list[tuple[bytes, bytes | None]] = [(b"key%d" % ((n * 7 + i) % KEYS), b"%d.%d " % (n, i) * 150) for i in range(4)]
     if n % 5 == 4:
         rows.append((b"key%d" % (n % KEYS), None))
     return rows

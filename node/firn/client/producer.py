@@ -20,9 +20,16 @@ from typing import Any, Self
 from firn.batch import Buffer
 from firn.client.chunks import Chunk, Fields, Row, Sent, SentMany, codecs, cut, faults_of, fields_of
 from firn.client.outbox import OutBatch, Outbox
-from firn.client.stream import error_told
 from firn.client.transport import Transport
-from firn.errors import FirnError, Invalid, InvariantBroken, LimitExceeded, Unavailable, UnknownTopic
+from firn.errors import (
+    FirnError,
+    Invalid,
+    InvariantBroken,
+    LimitExceeded,
+    Unavailable,
+    UnknownTopic,
+    from_document,
+)
 from firn.limits import BATCH_RECORDS_MAX
 from firn.wire import Message, Op
 
@@ -435,7 +442,7 @@ def _results(message: Message, count: int) -> list[int | FirnError] | FirnError:
         return InvariantBroken(
             f"the broker acknowledged {count} batches with op {message.op} and {results!r}"
         )
-    return [error_told(r) if isinstance(r, dict) else int(r[1]) for r in results]
+    return [from_document(r) if isinstance(r, dict) else int(r[1]) for r in results]
 
 
 def fields_of_many(

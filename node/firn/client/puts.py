@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from firn.batch import Buffer, Identity, columns_of, encode
 from firn.client.chunks import fault_of
 from firn.client.producer import Target, wall_ms
-from firn.client.stream import error_told, expect
+from firn.client.stream import expect
 from firn.client.transport import Transport
-from firn.errors import FirnError, InvariantBroken, SequenceGap
+from firn.errors import FirnError, InvariantBroken, SequenceGap, from_document
 from firn.partitioner import partition_of
 from firn.wire import Op
 
@@ -107,7 +107,7 @@ class Puts:
             if not isinstance(results, list) or len(results) != 1:
                 raise InvariantBroken(f"the broker acknowledged one batch with {results!r}")
             if isinstance(results[0], dict):
-                raise error_told(results[0])
+                raise from_document(results[0])
             return int(results[0][1])
 
         try:

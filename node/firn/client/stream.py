@@ -162,7 +162,7 @@ class Stream:
             return
         if message.op == Op.ERROR:
             self._handlers.pop(message.id, None)
-            handler(error_told(message.meta))
+            handler(from_document(message.meta))
         else:
             handler(message)
 
@@ -192,11 +192,3 @@ def expect(message: Message, op: Op) -> Message:
     if message.op != op:
         raise InvariantBroken(f"the broker answered with op {message.op} where {op.name} belongs")
     return message
-
-
-def error_told(document: dict[str, Any]) -> FirnError:
-    """The error that a broker sent, with its own word on whether a retry may help."""
-    error = from_document(document)
-    if isinstance(document.get("retry"), bool):
-        error.__dict__["retry"] = document["retry"]
-    return error

@@ -19,8 +19,8 @@ from yarl import URL
 
 from firn import __version__
 from firn.client.addresses import Addresses
-from firn.client.stream import Stream, address_in, error_told
-from firn.errors import FirnError, InvariantBroken, Timeout, Unavailable
+from firn.client.stream import Stream, address_in
+from firn.errors import FirnError, InvariantBroken, Timeout, Unavailable, from_document
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -228,7 +228,7 @@ def error_of(answer: Answer, what: str) -> FirnError:
     except ValueError:
         document = None
     if isinstance(document, dict) and "error" in document:
-        return error_told(document)
+        return from_document(document)
     text = answer.body[:200].decode("utf-8", "replace")
     kind = Unavailable if answer.status in (502, 503, 504) else FirnError
     return kind(f"{what}: HTTP {answer.status}: {text}")

@@ -16,6 +16,9 @@ from firn_node.failpoints import step
 
 _log = logging.getLogger(__name__)
 
+# `flush: interval` is synced early beyond this: what is not dispatched yet is held in memory.
+UNSYNCED_BYTES_MAX = 8 << 20
+
 
 class Flusher:
     def __init__(self, core: Core, on_durable: Callable[[int], None]) -> None:
@@ -33,7 +36,7 @@ class Flusher:
 
     def wrote(self, *, sync: bool) -> None:
         """Bytes were appended: sync them now, or within ``flushInterval``."""
-        if sync:
+        if sync or self._core.log.written_end - self._core.log.durable_end > UNSYNCED_BYTES_MAX:
             self._request()
         elif self._timer is None:
             self._timer = self._loop.call_later(

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from firn.batch import HEADER_BYTES, iterate
 from firn.crc import crc32c
 from firn.errors import BadOffset, Invalid, OffsetExpired, SnapshotExpired, UnknownTopic
+from firn_node.compaction.log import Pin
+from firn_node.compaction.manifest import Manifest
 from firn_node.engine.api import ReadRequest, ReadResult
 from firn_node.engine.core import Core
 from firn_node.engine.flusher import Flusher
@@ -86,26 +88,20 @@ class Reader:
         return bounds[0] if bounds else partition.dispatched_end
 
     def _now(self, request: ReadRequest, partition: Partition) -> ReadResult:
-        end, horizon = partition.dispatched_end, partition.horizon
+        end = partition.dispatched_end
         if not 0 <= request.offset <= end:
             raise BadOffset(
                 f"{request.topic}/{request.partition}: offset {request.offset} is outside 0 to {end} (the end)",
                 end=end,
             )
+        # A compaction swaps manifests in another thread: horizon and floor of the answer are those of the one
+        # generation that its bytes come from. A newer horizon would claim that the reader has met its tombstones.
         manifest = partition.log.manifest
         if request.view == "compacted":
-            floor = manifest.tombstone_floor
-            if request.since is not None and floor > max(request.offset, request.since):
-                raise SnapshotExpired(
-                    f"{request.topic}/{request.partition}: a reader at offset {request.offset} that began at horizon "
-                    f"{request.since} may have missed tombstones below {floor}; start anew",
-                    tombstone_floor=floor,
-                )
-            if request.offset < horizon:
-                parts, next_offset = partition.log.read(
-                    request.offset, request.max_bytes, keys_only=request.keys_only
-                )
-                return self._result(partition, parts, next_offset, end)
+            if request.offset < manifest.horizon:
+                with partition.log.pin() as pin:
+                    return self._clean(request, partition, pin, end)
+            _check_tombstones(request, manifest)
         else:
             earliest = self.earliest(partition)
             if request.offset < earliest:
@@ -114,9 +110,17 @@ class Reader:
                     earliest=earliest,
                 )
         parts, next_offset, positions = self._raw(request, partition, request.offset, end)
-        result = self._result(partition, parts, next_offset, end)
+        result = _result(partition, manifest, parts, next_offset, end)
         result.positions = positions
         return result
+
+    def _clean(self, request: ReadRequest, partition: Partition, pin: Pin, end: int) -> ReadResult:
+        """Below the horizon, from one generation."""
+        _check_tombstones(request, pin.manifest)
+        parts, next_offset = partition.log.read(
+            request.offset, request.max_bytes, pin=pin, keys_only=request.keys_only
+        )
+        return _result(partition, pin.manifest, parts, next_offset, end)
 
     def _read_snapshot(self, request: ReadRequest, partition: Partition) -> ReadResult:
         pinned = self.snapshots.pinned(request.snapshot or "", partition)
@@ -199,18 +203,9 @@ class Reader:
                 total += len(data)
             rows[-1].append((entry.queue_offset, entry.row))
             next_offset = entry.queue_offset + 1
-        result = self._result(partition, parts, next_offset, end)
+        result = _result(partition, partition.log.manifest, parts, next_offset, end)
         result.queue_rows = rows
         return result
-
-    def _result(
-        self, partition: Partition, parts: list[bytes | FileRange], next_offset: int, end: int
-    ) -> ReadResult:
-        manifest = partition.log.manifest
-        return ReadResult(
-            partition.topic.topic_id, parts, next_offset, end, manifest.horizon, manifest.tombstone_floor,
-            manifest.generation,
-        )  # fmt: skip
 
     def _pinned_result(
         self, partition: Partition, pinned: Pinned, parts: list[bytes | FileRange], next_offset: int
@@ -231,6 +226,26 @@ class Reader:
             if len(later):
                 return int(batch.columns.offsets[int(later[0])])
         return entry.base_offset
+
+
+def _check_tombstones(request: ReadRequest, manifest: Manifest) -> None:
+    """Errors: SnapshotExpired for a reader that may hold a value whose tombstone is gone."""
+    floor = manifest.tombstone_floor
+    if request.since is not None and floor > max(request.offset, request.since):
+        raise SnapshotExpired(
+            f"{request.topic}/{request.partition}: a reader at offset {request.offset} that began at horizon "
+            f"{request.since} may have missed tombstones below {floor}; start anew",
+            tombstone_floor=floor,
+        )
+
+
+def _result(
+    partition: Partition, manifest: Manifest, parts: list[bytes | FileRange], next_offset: int, end: int
+) -> ReadResult:
+    return ReadResult(
+        partition.topic.topic_id, parts, next_offset, end, manifest.horizon, manifest.tombstone_floor,
+        manifest.generation,
+    )  # fmt: skip
 
 
 def _add_run(runs: list[tuple[int, int]], entry: Entry) -> None:

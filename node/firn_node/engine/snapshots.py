@@ -47,11 +47,11 @@ class Snapshots:
         hold = core.log.hold(min(known)) if known else None
         snapshot = _Snapshot(topic, hold, self._expiry())
         for partition in partitions:
-            manifest = partition.log.manifest
+            pin = partition.log.pin()
+            manifest = pin.manifest  # not the log's: a compaction may swap it in between
             snapshot.partitions[partition.number] = Pinned(
-                partition.log.pin(), partition.dispatched_end, manifest.horizon, manifest.tombstone_floor,
-                manifest.generation,
-            )  # fmt: skip
+                pin, partition.dispatched_end, manifest.horizon, manifest.tombstone_floor, manifest.generation
+            )
         id = core.randomness.bytes(8).hex()
         self._held[id] = snapshot
         return self._info(id, snapshot)
