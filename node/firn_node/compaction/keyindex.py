@@ -100,6 +100,7 @@ class FileKeyIndex:
         self._cache = cache
         self._position = position
         self._crcs = crcs
+        self.token = object()  # of this open, for caches
 
     def block(self, number: int) -> tuple[U64, U64]:
         rows = min(BLOCK_ROWS, self.rows - number * BLOCK_ROWS)

@@ -11,6 +11,7 @@ A log may be used from several threads; one at a time swaps (the engine has one 
 the dispatcher: the swap lock orders them).
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -42,6 +43,7 @@ from firn_node.kernels.hashing import fingerprint
 from firn_node.kernels.sorting import sort_key_index
 
 U64 = NDArray[np.uint64]
+_log = logging.getLogger(__name__)
 BLOCK_CACHE = BlockCache(8 << 20)  # key index blocks and batches that `get` has touched, of all logs together
 
 # The batches of the dirty offsets [start, end), in order: how a damaged sealed key index is made anew.
@@ -310,7 +312,7 @@ class CompactedLog:
 
     def _dirty_block(self, index: FileKeyIndex, number: int) -> tuple[U64, U64]:
         found: tuple[U64, U64] = self._blocks.get(
-            (index.path, "keys", number), lambda: (index.block(number), BLOCK_BYTES)
+            (index.token, "keys", number), lambda: (index.block(number), BLOCK_BYTES)
         )
         return found
 
@@ -475,7 +477,10 @@ class CompactedLog:
         gone = self._retired - needed
         self._retired -= gone
         for name in sorted(gone):
-            self.cache.retire(self.path(name))
+            try:
+                self.cache.retire(self.path(name))
+            except OSError as error:  # the swap has happened: a file that stays is a leftover, no failure
+                _log.warning("%s stays until the log is opened again: %s", self.path(name), error)
 
 
 class SwapUncertain(OSError):

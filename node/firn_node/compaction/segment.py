@@ -302,6 +302,7 @@ class SegmentReader:
         self.layout = layout
         self._cache = cache
         self._blocks = blocks
+        self._token = object()  # of this open: a path may name other bytes after a crash and a reopen
         self._keys_path = keys_path
         self._batches: NDArray[Any] | None = None
         self._keys: FileKeyIndex | None = None
@@ -332,7 +333,7 @@ class SegmentReader:
         """A block of the key index through the cache."""
         keys = self.keys
         found: tuple[NDArray[np.uint64], NDArray[np.uint64]] = self._blocks.get(
-            (keys.path, "keys", number), lambda: (keys.block(number), BLOCK_ROWS * ROW_BYTES)
+            (self._token, "keys", number), lambda: (keys.block(number), BLOCK_ROWS * ROW_BYTES)
         )
         return found
 
@@ -361,7 +362,7 @@ class SegmentReader:
             columns = batch.columns
             return batch, 2 * len(batch.data) + len(columns.values) + len(columns.keys)
 
-        found: Batch = self._blocks.get((self.path, "batch", number), load)
+        found: Batch = self._blocks.get((self._token, "batch", number), load)
         return found
 
     def offset_of(self, row: int) -> int:
