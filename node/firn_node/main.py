@@ -21,7 +21,7 @@ from firn_node.config_topics import apply_topics
 from firn_node.settings import BrokerSettings
 
 if TYPE_CHECKING:
-    pass
+    from firn_node.engine.broker import Broker
 
 READY_POLL_S = 0.01
 # One busy Python thread delays the event loop by a switch interval at a time; 5 ms by default.
@@ -37,7 +37,8 @@ class Announcer:
         self._ready_only = ready_only
 
     def say(self, line: str) -> None:
-        print(line, file=sys.stderr if self._ready_only else sys.stdout, flush=True)
+        if not self._ready_only:
+            print(line, flush=True)
 
     def warn(self, line: str) -> None:
         print(f"firn: {line}", file=sys.stderr, flush=True)

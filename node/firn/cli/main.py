@@ -9,9 +9,10 @@ import typer
 from firn import __version__
 from firn.cli import compact, consume, later, lookup, produce, status, topics
 from firn.cli.running import BrokerOption, Failure, TimeoutOption, quiet_stdout, sentence_of, set_common
-from firn.errors import FirnError
+from firn.errors import FirnError, Unavailable
 
 NODE_COMMANDS = ("up", "verify", "dump", "index", "bench")
+_NO_BROKER = "; start a broker with `firn up --data DIR`, or say where it is with --broker or $FIRN_BROKER"
 _CLI_HELP = "firn: a key-compacted message log. Exit codes: 0 done, 1 failed, 2 wrong usage."
 
 
@@ -96,7 +97,8 @@ def main() -> None:
             raise
         _end(f"this command needs the package {error.name}; install it with: pip install 'firn[node,arrow]'")
     except (FirnError, OSError) as error:
-        _end(sentence_of(error))
+        hint = _NO_BROKER if isinstance(error, Unavailable) and "cannot connect" in str(error) else ""
+        _end(sentence_of(error) + hint)
     except Exception as error:  # the rim of the process: one sentence for people, the story on request
         if os.environ.get("FIRN_DEBUG"):
             raise

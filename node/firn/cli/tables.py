@@ -123,3 +123,20 @@ def print_status(status: Mapping[str, Any]) -> None:
     for topic in status.get("topics", []):
         print(f"\n{topic.get('name')}")
         _print_partitions(topic)
+
+
+def print_compaction(run: Mapping[str, Any]) -> None:
+    """What a compaction did, a line a partition."""
+    columns = [
+        ("PARTITION", "r"), ("STATE", "l"), ("RECORDS BEFORE", "r"), ("AFTER", "r"), ("BYTES BEFORE", "r"),
+        ("AFTER", "r"), ("TOMBSTONES DROPPED", "r"), ("SECONDS", "r"), ("REASON", "l"),
+    ]  # fmt: skip
+    rows = [
+        (
+            p["partition"], p["state"], number_text(p.get("records_before")), number_text(p.get("records_after")),
+            bytes_text(p.get("bytes_before")), bytes_text(p.get("bytes_after")),
+            number_text(p.get("tombstones_dropped")), f"{p.get('seconds') or 0:.3f}", p.get("reason") or "",
+        )
+        for p in run["partitions"]
+    ]  # fmt: skip
+    _table(None, columns, rows)

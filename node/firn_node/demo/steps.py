@@ -108,8 +108,8 @@ async def check_view(
     wanted = expected(flights)
     if after_crash:
         known = set(flights.keys)
-        for key in wanted:
-            report.expect(key.encode() in found, f"{key} is missing after the crash")
+        for plane in wanted:
+            report.expect(plane.encode() in found, f"{plane} is missing after the crash")
         for key in found:
             report.expect(key in known, f"{key!r} came from nowhere")
         say(f"compacted view after the crash: all {len(wanted):,} live planes are there")
@@ -117,11 +117,11 @@ async def check_view(
     live = {key: record for key, record in found.items() if record.value is not None}
     report.live = len(live)
     report.expect(rows == len(found), f"{rows} rows for {len(found)} keys: a key was served twice")
-    for key, (ms, row) in wanted.items():
-        record = live.get(key.encode())
+    for plane, (ms, row) in wanted.items():
+        served = live.get(plane.encode())
         report.expect(
-            record is not None and record.timestamp == ms and json.loads(record.value or b"") == row,
-            f"{key}: expected {ms} {row}, found {record}",
+            served is not None and served.timestamp == ms and json.loads(served.value) == row,
+            f"{plane}: expected {ms} {row}, found {served}",
         )
     report.expect(len(live) == len(wanted), f"{len(live)} live planes, pandas finds {len(wanted)}")
     dead = {key for key, record in found.items() if record.value is None}

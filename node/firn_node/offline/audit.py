@@ -18,6 +18,7 @@ Memory: the keys of one partition, and a few words per batch of the log.
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,10 +29,10 @@ from firn.types import OFFSETS_TOPIC_ID, TOPICS_TOPIC_ID
 from firn_node.compaction.manifest import FILE_NAME, CleanSegment, DirtySegment, Manifest
 from firn_node.compaction.segment import Layout
 from firn_node.disk import Disk, RealDisk
+from firn_node.log.headpage import HEAD_BYTES
 from firn_node.offline import compacted, logfiles
 from firn_node.offline.batches import Located
 from firn_node.offline.keymaps import KeyMap, check_key_rows, compare_maps
-from firn_node.offline.logfiles import HEAD_BYTES
 from firn_node.offline.report import Damage, FileReport, damage_of
 
 Partition = tuple[int, int]
@@ -73,7 +74,9 @@ class Audit:
         return report
 
     def damaged(self, path: str, message: str, **more: Any) -> None:
-        self.damages.append(Damage(path, more.pop("position", None), message, **{k: str(v) for k, v in more.items()}))
+        self.damages.append(
+            Damage(path, more.pop("position", None), message, **{k: str(v) for k, v in more.items()})
+        )
 
     def document(self) -> dict[str, Any]:
         return {
@@ -108,7 +111,9 @@ def _identity(audit: Audit) -> None:
     path = os.path.join(audit.folder, "identity")
     audit.files += 1
     if not audit.disk.exists(path):
-        audit.damaged(path, "the identity file is missing: without its secret every key index must be rebuilt")
+        audit.damaged(
+            path, "the identity file is missing: without its secret every key index must be rebuilt"
+        )
         return
     try:
         audit.secret = load_identity(audit.disk, audit.folder, RealRandomness()).secret_words()
@@ -137,7 +142,9 @@ def _commit_log(audit: Audit) -> None:
         end = starts[at + 1] if at + 1 < len(paths) else None
         if end is None and newest is not None and newest.is_marker:
             end = newest.end
-        audit.take(logfiles.inspect_segment(audit.disk, path, end=end, sure=sure, on_batch=_collector(audit, path)))
+        audit.take(
+            logfiles.inspect_segment(audit.disk, path, end=end, sure=sure, on_batch=_collector(audit, path))
+        )
         summary = path.removesuffix(".log") + ".summary"
         if audit.disk.exists(summary):
             audit.take(logfiles.inspect_summary(audit.disk, summary, end=end))
@@ -165,7 +172,7 @@ def _check_offsets(audit: Audit) -> None:
     """Offsets of a partition are dense, unless a damaged batch lies between."""
     damaged = {damage.file for damage in audit.damages}
     for (topic_id, partition), batches in audit.log.items():
-        for before, after in zip(batches, batches[1:], strict=False):
+        for before, after in pairwise(batches):
             if after.base_offset != before.last_offset + 1 and not {before.path, after.path} & damaged:
                 audit.damaged(
                     after.path, f"topic {topic_id} partition {partition}: offsets have a gap",
@@ -193,7 +200,9 @@ def _partition(audit: Audit, folder: str) -> None:
     names = audit.disk.list(folder)
     if FILE_NAME not in names:
         if names:
-            audit.notes.append(f"{folder}: files without a manifest; leftovers of a crash, removed at first use")
+            audit.notes.append(
+                f"{folder}: files without a manifest; leftovers of a crash, removed at first use"
+            )
         return
     report, found = compacted.inspect_manifest(audit.disk, path)
     audit.take(report)
@@ -204,7 +213,12 @@ def _partition(audit: Audit, folder: str) -> None:
     except ValueError:
         identity = (found.topic_id, found.partition)
     if identity != (found.topic_id, found.partition):
-        audit.damaged(path, "the manifest is of another partition", expected=identity, found=(found.topic_id, found.partition))
+        audit.damaged(
+            path,
+            "the manifest is of another partition",
+            expected=identity,
+            found=(found.topic_id, found.partition),
+        )
         return
     before = len(audit.damages)
     view = KeyMap()
@@ -213,7 +227,9 @@ def _partition(audit: Audit, folder: str) -> None:
     for dirty in found.dirty:
         _dirty_segment(audit, folder, found, dirty)
     leftovers = sorted(set(names) - found.files() - {FILE_NAME})
-    audit.notes += [f"{os.path.join(folder, name)}: not in the manifest; removed at first use" for name in leftovers]
+    audit.notes += [
+        f"{os.path.join(folder, name)}: not in the manifest; removed at first use" for name in leftovers
+    ]
     if len(audit.damages) == before:
         _compare(audit, folder, found, view)
 
@@ -246,19 +262,32 @@ def _clean_segment(audit: Audit, folder: str, found: Manifest, segment: CleanSeg
         if row + located.batch.header.records <= segment.rows:
             duplicate = view.add(located.batch, masked=masked[row : row + located.batch.header.records])
             if duplicate is not None:
-                audit.damaged(path, f"offset {duplicate}: an unmasked row of a key that an older row serves", position=located.at)
+                audit.damaged(
+                    path,
+                    f"offset {duplicate}: an unmasked row of a key that an older row serves",
+                    position=located.at,
+                )
 
     layout = Layout(rows=segment.rows, batches=segment.batches, bytes=segment.bytes)
     report = audit.take(compacted.inspect_segment(audit.disk, path, layout=layout, on_batch=on_batch))
     keys_path, keys_layout = path, layout
     if segment.keys is not None:
-        keys_path, keys_layout = os.path.join(folder, segment.keys), Layout(rows=segment.rows, batches=0, bytes=0)
+        keys_path, keys_layout = (
+            os.path.join(folder, segment.keys),
+            Layout(rows=segment.rows, batches=0, bytes=0),
+        )
         if not audit.disk.exists(keys_path):
             audit.damaged(keys_path, "the manifest names this file, and it is missing")
             return
         report = audit.take(compacted.inspect_segment(audit.disk, keys_path, layout=keys_layout))
     if not report.damages and audit.secret is not None:
-        fault = check_key_rows(*compacted.key_rows(audit.disk, keys_path, keys_layout), keys, tombstones, found.topic_id, audit.secret)
+        fault = check_key_rows(
+            *compacted.key_rows(audit.disk, keys_path, keys_layout),
+            keys,
+            tombstones,
+            found.topic_id,
+            audit.secret,
+        )
         if fault:
             audit.damaged(keys_path, fault, position=keys_layout.keys_position)
 
@@ -279,7 +308,11 @@ def _dirty_segment(audit: Audit, folder: str, found: Manifest, dirty: DirtySegme
         return
     layout = Layout(rows=dirty.end - dirty.start, batches=0, bytes=0)
     report = audit.take(compacted.inspect_segment(audit.disk, path, layout=layout))
-    batches = [b for b in audit.log.get((found.topic_id, found.partition), []) if dirty.start <= b.base_offset < dirty.end]
+    batches = [
+        b
+        for b in audit.log.get((found.topic_id, found.partition), [])
+        if dirty.start <= b.base_offset < dirty.end
+    ]
     covered = sum(b.last_offset - b.base_offset + 1 for b in batches)
     if report.damages or audit.secret is None or covered != dirty.end - dirty.start:
         return
@@ -288,7 +321,9 @@ def _dirty_segment(audit: Audit, folder: str, found: Manifest, dirty: DirtySegme
     for batch in _read(audit, batches):
         keys.extend(batch.key_list())
         tombstones.extend(batch.columns.tombstones.tolist())
-    fault = check_key_rows(*compacted.key_rows(audit.disk, path, layout), keys, tombstones, found.topic_id, audit.secret)
+    fault = check_key_rows(
+        *compacted.key_rows(audit.disk, path, layout), keys, tombstones, found.topic_id, audit.secret
+    )
     if fault:
         audit.damaged(path, fault, position=0)
 

@@ -50,7 +50,7 @@ def inspect_segment(
         size = file.size()
         footer = _footer(report, file, size, layout)
         if footer is not None:
-            layout = Layout(rows=footer.rows, batches=footer.batches, bytes=footer.bytes)
+            layout = Layout(rows=footer.rows, batches=footer.batches, bytes=footer.batches_bytes)
             if footer.kind == KIND_KEYS:
                 report.kind = "key index"
             report.facts.update(asdict(footer))
@@ -82,14 +82,14 @@ def _footer(report: FileReport, file: File, size: int, layout: Layout | None) ->
     except Corrupt as error:
         report.damages.append(damage_of(error, file=report.path, position=position))
         return None
-    if layout is not None and (footer.rows, footer.batches, footer.bytes) != (
+    if layout is not None and (footer.rows, footer.batches, footer.batches_bytes) != (
         layout.rows,
         layout.batches,
         layout.bytes,
     ):
         report.damaged(
             position, "the footer is of another segment than the manifest's",
-            expected=(layout.rows, layout.batches, layout.bytes), found=(footer.rows, footer.batches, footer.bytes),
+            expected=(layout.rows, layout.batches, layout.bytes), found=(footer.rows, footer.batches, footer.batches_bytes),
         )  # fmt: skip
         return None
     return footer

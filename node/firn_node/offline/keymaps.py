@@ -59,14 +59,20 @@ def compare_maps(raw: KeyMap, view: KeyMap, *, limit: int) -> list[str]:
         if got == wanted or (wanted.value is None and got is None):
             continue
         if got is None:
-            found.append(f"key {key!r}: its newest record, offset {wanted.offset}, is missing from the compacted view")
+            found.append(
+                f"key {key!r}: its newest record, offset {wanted.offset}, is missing from the compacted view"
+            )
         else:
-            found.append(f"key {key!r}: the compacted view serves offset {got.offset}, the newest is offset {wanted.offset}")
+            found.append(
+                f"key {key!r}: the compacted view serves offset {got.offset}, the newest is offset {wanted.offset}"
+            )
     for key, got in view.items():
         if len(found) == limit:
             return found
         if key not in raw:
-            found.append(f"key {key!r}: the compacted view serves offset {got.offset}, the raw view has no such key")
+            found.append(
+                f"key {key!r}: the compacted view serves offset {got.offset}, the raw view has no such key"
+            )
     return found
 
 
