@@ -3,6 +3,7 @@
 import hashlib
 
 from engine_kit import run, running
+
 from firn.batch import Codecs
 
 # The pair that X. Wang and H. Yu published in 2004 (EUROCRYPT 2005, "How to Break MD5 and Other Hash Functions").

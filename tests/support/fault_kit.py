@@ -11,11 +11,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from engine_kit import Kit, settings
+from firn_sim.clock import SimClock, SimRandomness
+from firn_sim.disk import SimDisk, SimFile
+
 from firn.batch import parse_header
 from firn_node.disk import Mode
 from firn_node.engine.broker import Broker
-from firn_sim.clock import SimClock, SimRandomness
-from firn_sim.disk import SimDisk, SimFile
 
 DATA = "/data"
 Ends = dict[tuple[int, int], int]

@@ -176,9 +176,11 @@ class Broker:
             parts, offset = partition.log.read(offset, _CATALOGUE_BYTES)
             result = ReadResult(partition.topic.topic_id, parts, offset, offset, offset, 0)
             for item in items(result.take()):
+                item.batch.verify()  # a wrong name or id would delete a topic's files
                 self._apply_topics(item.batch, item.masked)
         for batch in self.partitions.raw_batches(*partition.key, partition.horizon, partition.dispatched_end):
             self._apply_topics(batch, None)
+        self.core.catalogue.applied_end = partition.dispatched_end
 
     def _apply_topics(self, batch: Batch, masked: NDArray[np.bool_] | None) -> None:
         for row, (key, value) in enumerate(zip(batch.key_list(), batch.value_list(), strict=True)):

@@ -40,6 +40,9 @@ class Catalogue:
     by_id: dict[int, TopicInfo] = field(default_factory=lambda: {t.topic_id: t for t in INTERNAL})
     # Names that an appended, not yet committed record creates, changes or deletes.
     changing: set[str] = field(default_factory=set)
+    # Records of ``__topics`` below it are applied. A replay must pass over them: an older "create" would delete
+    # the topic that has the name now.
+    applied_end: int = 0
 
     def named(self, name: str) -> TopicInfo:
         found = self.by_name.get(name)

@@ -3,7 +3,11 @@
 Runs on the event loop, on whole groups: one index entry per run of neighbouring batches of a partition (at most
 64 KiB, or one batch). Only bytes that are durable in the commit log are dispatched, so nothing derived is ever
 ahead of it. Idempotent: the index passes over what it knows, a partition's state row says up to which position
-it has counted, so a replay after a crash ends in the same state.
+it has counted, so a replay after a crash ends in the same state. A partition's end moves once the index has its
+entries: when the index fails, readers wait, and the same groups are dispatched again.
+
+What the index holds is not told by a partition's end: after a crash its compacted log may cover offsets that the
+index's last flush did not have, and the raw view needs them all the same.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,7 +40,8 @@ class Dispatcher:
         run = _Run()
         for write in written:
             self._collect(run, write.data, write.group, write.chosen, write.positions, is_replay=False)
-        self._commit(run, written[-1].end)
+        self._commit(run)
+        self._core.dispatched_position = max(self._core.dispatched_position, written[-1].end)
 
     def replay(self, position: int, data: bytes) -> None:
         """Index whole batches found in the log at start."""
@@ -44,7 +49,8 @@ class Dispatcher:
         rows = list(range(len(group)))
         run = _Run()
         self._collect(run, data, group, rows, [position + int(group.start[i]) for i in rows], is_replay=True)
-        self._commit(run, position + len(data))
+        self._commit(run)
+        self._core.dispatched_position = max(self._core.dispatched_position, position + len(data))
 
     def _collect(
         self,
@@ -72,29 +78,36 @@ class Dispatcher:
             partition = run.touched.get(key)
             if partition is None:
                 partition = run.touched[key] = self._partitions.open_for_dispatch(topic, number)
-            if end > partition.dispatched_end:  # else a replay of what the index holds
+            if end > partition.indexed_end:  # else a replay of what the index holds
                 run.add(NewEntry(topic_id, number, base, end, position, size, tag, newest))
             if flags & Flag.HAS_QUEUES:
                 run.lights.extend(_lights(_batch(data, group, rows[at]), position))
-            self._count(partition, end, position, size, append_ms)
+            run.batches.append((partition, end, position, size, append_ms))
             if is_replay:
                 self._replay_producer(partition, group, rows[at], base, end, append_ms)
-            if topic_id == TOPICS_TOPIC_ID:
-                # At once: the very next batch may be of the topic that this one creates.
+            if topic_id == TOPICS_TOPIC_ID and base >= self._core.catalogue.applied_end:
+                # At once: the very next batch may be of the topic that this one creates. What lies before is
+                # indexed first, or it would be added again after its topic's entries were deleted.
+                self._commit(run)
                 self._apply_topics(_batch(data, group, rows[at]))
 
-    def _commit(self, run: "_Run", end: int) -> None:
+    def _commit(self, run: "_Run") -> None:
+        """Index what was collected, then move the partitions' ends; the run is empty afterwards."""
         step("dispatch.planned")
         self._core.index.append(run.entries, run.lights)
         step("dispatch.indexed")
-        self._core.dispatched_position = end
+        for partition, end, position, size, append_ms in run.batches:
+            self._count(partition, end, position, size, append_ms)
+            self._core.dispatched_position = max(self._core.dispatched_position, position + size)
         for partition in run.touched.values():
             partition.wake()
             self._after(partition)
+        run.clear()
 
     def _count(self, partition: Partition, end: int, position: int, size: int, append_ms: int) -> None:
         while partition.pending and partition.pending[0].end <= end:
             partition.pending.popleft()
+        partition.indexed_end = max(partition.indexed_end, end)
         partition.dispatched_end = max(partition.dispatched_end, end)
         partition.next_offset = max(partition.next_offset, end)
         state = partition.state
@@ -129,6 +142,7 @@ class Dispatcher:
             name = key.decode()
             self._core.catalogue.apply(name, value)
             self._core.catalogue.changing.discard(name)
+        self._core.catalogue.applied_end = batch.header.last_offset + 1
 
 
 @dataclass(slots=True)
@@ -141,6 +155,13 @@ class _Run:
     newest: dict[tuple[int, int], int] = field(
         default_factory=dict
     )  # each partition's last index in `entries`
+    batches: list[tuple[Partition, int, int, int, int]] = field(
+        default_factory=list
+    )  # partition, end offset, position, bytes, append time
+
+    def clear(self) -> None:
+        for part in (self.entries, self.lights, self.touched, self.newest, self.batches):
+            part.clear()
 
     def add(self, entry: NewEntry) -> None:
         key = (entry.topic_id, entry.partition)

@@ -10,6 +10,8 @@ Objects are made at first use and dropped when idle: a partition that nobody tou
 import asyncio
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -78,6 +80,7 @@ class Partition:
     state: DirtyState
     next_offset: int
     dispatched_end: int
+    indexed_end: int  # of the entries in the partition index; after a crash it may be below the horizon
     active: ActiveIndex | None = None
     active_bytes: int = 0
     active_since_ms: int = 0
@@ -90,6 +93,7 @@ class Partition:
     parked_until: float = 0.0
     compacting: bool = False
     deleted: bool = False
+    users: int = 0  # coroutines that go on with this object after waiting for something
 
     @property
     def key(self) -> tuple[int, int]:
@@ -107,7 +111,30 @@ class Partition:
 
     @property
     def is_idle(self) -> bool:
-        return not (self.pending or self.waiters or self.sealing or self.compacting or self.parked)
+        return self.is_unused and not self.parked
+
+    @property
+    def is_unused(self) -> bool:
+        """Nobody holds on to this object or to its compacted log: another one may take its place.
+
+        Two objects of one partition would be two views of its folder, each deleting the other's files.
+        """
+        return not (
+            self.pending
+            or self.waiters
+            or self.sealing
+            or self.compacting
+            or self.users
+            or self.log.is_pinned
+        )
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
 
     def pending_batch(self, offset: int) -> Pending | None:
         """The undispatched batch that holds ``offset``."""

@@ -1,12 +1,15 @@
 """The partitions in use: opened lazily, parked when one has trouble, dropped when idle."""
 
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
-from firn.batch import Batch, iterate
+from firn.batch import HEADER_BYTES, Batch, iterate, parse_header
 from firn.errors import Corrupt, FirnError, PartitionParked, UnknownPartition
 from firn_node.compaction.log import CompactedLog
 from firn_node.compaction.manifest import Manifest
@@ -14,6 +17,7 @@ from firn_node.engine.api import TopicInfo
 from firn_node.engine.core import Core
 from firn_node.engine.partition import DirtyState, Partition, unpack_state
 from firn_node.engine.producers import ProducerRow, unpack_row
+from firn_node.index import Entry
 from firn_node.kernels import ActiveIndex, fingerprint
 
 _log = logging.getLogger(__name__)
@@ -33,6 +37,7 @@ class Partitions:
         self.touched: set[tuple[int, int]] = set()
         # Every partition with something to schedule, open or not: scanned after start, kept up by the engine.
         self.states: dict[tuple[int, int], DirtyState] = {}
+        self._is_evicting = False
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(list(self._open.values()))
@@ -59,9 +64,9 @@ class Partitions:
                     f"topic {topic.name!r} has partitions 0 to {topic.spec.partitions - 1}, not {number}"
                 )
             found = self._make(topic, number)
-            self._evict()
         else:
             self._open.move_to_end(found.key)
+            found.topic = self._core.catalogue.by_id.get(topic.topic_id, found.topic)  # its newest spec
         if found.parked is not None:
             self._retry_parked(found)
         return found
@@ -71,7 +76,7 @@ class Partitions:
         found = self._open.get((topic.topic_id, number))
         if found is None:
             found = self._make(topic, number)
-            self._evict()
+        found.topic = topic
         return found
 
     def _make(self, topic: TopicInfo, number: int) -> Partition:
@@ -89,12 +94,41 @@ class Partitions:
             nothing = Manifest(topic_id=topic.topic_id, partition=number)
             log = CompactedLog(core.disk, core.cache, self.folder(*key), nothing)
         bounds = core.index.bounds(*key, core.log.start)
-        end = max(bounds[1] if bounds else 0, log.manifest.horizon, state.next_offset)
-        made = Partition(topic, number, log, state, next_offset=end, dispatched_end=end)
+        indexed_end = bounds[1] if bounds else 0
+        end = max(indexed_end, log.manifest.horizon, state.next_offset)
+        made = Partition(
+            topic, number, log, state, next_offset=end, dispatched_end=end, indexed_end=indexed_end
+        )
         if reason is not None:
             self.park(made, reason)
         self._open[key] = made
+        self._adopt_manifest(made)
+        if len(self._open) > OPEN_PARTITIONS_MAX and not self._is_evicting:
+            # Not now: who asked for this partition may hold others that look unused.
+            self._is_evicting = True
+            asyncio.get_running_loop().call_soon(self._evict)
         return made
+
+    def _adopt_manifest(self, partition: Partition) -> None:
+        """After a crash the stored row may be older than the last compaction: the manifest knows better."""
+        state, manifest = partition.state, partition.log.manifest
+        if manifest.horizon <= state.horizon:
+            return
+        entries = self.entries(partition, manifest.horizon, partition.indexed_end)
+        state.dirty_bytes = sum(e.size for e in entries if e.position < state.position)
+        state.horizon = manifest.horizon
+        note_clean(partition)
+        note_oldest(self._core, partition)
+        self.touch(partition)
+
+    def entries(self, partition: Partition, start: int, end: int) -> Iterator[Entry]:
+        """The index entries of the offsets [start, end), read in portions."""
+        while start < end:
+            entries = self._core.index.scan(*partition.key, start, end=end, limit=1024)
+            if not entries:
+                return
+            yield from entries
+            start = entries[-1].end_offset
 
     def _open_log(self, topic: TopicInfo, number: int) -> CompactedLog:
         core, key = self._core, (topic.topic_id, number)
@@ -116,7 +150,7 @@ class Partitions:
 
     def _retry_parked(self, partition: Partition) -> None:
         now = self._core.machine_clock.monotonic()
-        if now >= partition.parked_until and not partition.pending:
+        if now >= partition.parked_until and partition.is_unused:
             self._open.pop(partition.key, None)
             fresh = self._make(partition.topic, partition.number)
             if fresh.parked is None:
@@ -126,10 +160,12 @@ class Partitions:
 
     def producer(self, partition: Partition, producer_id: int) -> ProducerRow | None:
         """What is known of a producer, appended batches included."""
-        if producer_id not in partition.producers:
+        known = partition.producers.get(producer_id)
+        if known is None:
             stored = self._core.index.producer(*partition.key, producer_id)
-            partition.producers[producer_id] = unpack_row(stored) if stored else None
-        return partition.producers[producer_id]
+            if stored:
+                known = partition.producers[producer_id] = unpack_row(stored)
+        return known
 
     def active(self, partition: Partition) -> ActiveIndex:
         """The in-memory key index of the unsealed rows; rebuilt through the partition index at first use.
@@ -138,28 +174,40 @@ class Partitions:
         """
         if partition.active is None:
             start = partition.sealing[-1].end if partition.sealing else partition.unsealed_start
-            index = ActiveIndex(start)
-            partition.active_bytes = 0
-            partition.active_since_ms = 0
+            loaded = _Loaded(ActiveIndex(start))
             for batch in self.raw_batches(*partition.key, start, partition.dispatched_end):
-                self._index_batch(partition, index, batch)
+                self._index_batch(partition, loaded, batch)
             for pending in partition.pending:
-                if pending.end > index.end:
-                    self._index_batch(
-                        partition, index, Batch(self._core.log.read(pending.position, pending.size))
-                    )
-            partition.active = index
+                if pending.end > loaded.index.end:
+                    batch = Batch(self._core.log.read(pending.position, pending.size))
+                    self._index_batch(partition, loaded, batch)
+            partition.active, partition.active_bytes = loaded.index, loaded.bytes
+            partition.active_since_ms = loaded.since_ms
         return partition.active
 
-    def _index_batch(self, partition: Partition, index: ActiveIndex, batch: Batch) -> None:
-        columns = batch.columns
+    def load(self, partition: Partition, start: int, end: int) -> ActiveIndex:
+        """A key index of the dispatched offsets [start, end), or more, of the caller's own; from any thread.
+
+        Errors: Corrupt.
+        """
+        loaded = _Loaded(ActiveIndex(start))
+        for batch in self.raw_batches(*partition.key, start, end):
+            self._index_batch(partition, loaded, batch)
+        return loaded.index
+
+    def _index_batch(self, partition: Partition, loaded: "_Loaded", batch: Batch) -> None:
+        columns, index, base = batch.columns, loaded.index, batch.header.base_offset
+        if base > index.end:
+            raise Corrupt(
+                f"{partition.topic.name}/{partition.number}: expected the records from offset {index.end} on in "
+                f"the commit log, found offset {base}"
+            )
         hi, lo = fingerprint(columns.keys, columns.key_lengths, batch.header.topic_id, self._core.secret)
-        tombstones = columns.tombstones
-        skip = max(0, index.end - batch.header.base_offset)
+        skip = index.end - base
         if skip < batch.header.records:
-            index.append(hi[skip:], lo[skip:], np.ascontiguousarray(tombstones[skip:]))
-            partition.active_bytes += batch.header.size
-            partition.active_since_ms = partition.active_since_ms or batch.header.append_timestamp
+            index.append(hi[skip:], lo[skip:], np.ascontiguousarray(columns.tombstones[skip:]))
+            loaded.bytes += batch.header.size
+            loaded.since_ms = loaded.since_ms or batch.header.append_timestamp
 
     def raw_batches(self, topic_id: int, number: int, start: int, end: int) -> Iterator[Batch]:
         """The batches that hold offsets [start, end), from the commit log, checked. Dispatched offsets only."""
@@ -195,6 +243,9 @@ class Partitions:
         return gone
 
     def touch(self, partition: Partition) -> None:
+        """The state row has changed. A deleted topic's stays away: it would hold back retention for ever."""
+        if partition.deleted:
+            return
         self.touched.add(partition.key)
         self.states[partition.key] = partition.state
 
@@ -202,8 +253,47 @@ class Partitions:
         return sum(p.active.nbytes for p in self._open.values() if p.active is not None)
 
     def _evict(self) -> None:
+        self._is_evicting = False
         if len(self._open) <= OPEN_PARTITIONS_MAX:
             return
-        for key, partition in list(self._open.items())[: OPEN_PARTITIONS_MAX // 10]:
+        for key, partition in list(islice(self._open.items(), max(1, OPEN_PARTITIONS_MAX // 10))):
             if partition.is_idle and not partition.producers_touched and key not in self.touched:
                 del self._open[key]
+            else:
+                self._open.move_to_end(key)  # so that the next attempt looks at others
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """An active index in the making, the bytes of its batches and the append time of the first."""
+
+    index: ActiveIndex
+    bytes: int = 0
+    since_ms: int = 0
+
+
+def note_clean(partition: Partition) -> None:
+    """Copy the manifest's figures into the state row."""
+    state, manifest, stats = partition.state, partition.log.manifest, partition.log.stats()
+    delete_retention = partition.topic.spec.compaction.delete_retention_ms
+    covered, masked = stats.next_tombstone_ms, stats.oldest_masked_ms
+    state.clean_bytes, state.clean_rows = stats.bytes, stats.live
+    state.next_tombstone_ms = -1 if covered is None or not stats.tombstones else covered + delete_retention
+    state.oldest_masked_ms = -1 if masked is None else masked
+    state.sealed_bytes = sum(d.bytes for d in manifest.dirty)
+
+
+def note_oldest(core: Core, partition: Partition) -> None:
+    """Find the first dirty batch that is dispatched: its position holds back retention, its age makes due."""
+    state = partition.state
+    entry = core.index.find(*partition.key, partition.horizon)
+    state.oldest_position, state.oldest_ms, partition.active_since_ms = -1, -1, 0
+    if entry is None:
+        state.dirty_bytes = 0
+        return
+    state.oldest_position = entry.position
+    try:
+        state.oldest_ms = parse_header(core.log.read(entry.position, HEADER_BYTES)).append_timestamp
+    except (FirnError, OSError):
+        state.oldest_ms = core.clock.now_ms()
+    partition.active_since_ms = state.oldest_ms
