@@ -80,9 +80,10 @@ class Stream:
     ) -> "asyncio.Future[Message]":
         """Sends a message; what is returned awaits its answer."""
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        id = self._new_id()
 
-        def settle(found: Message | FirnError) -> None:
-            self._handlers.pop(exchange, None)
+        def settle(found: Message | FirnError) -> None:  # perhaps before the message has left: it failed to
+            self._handlers.pop(id, None)
             if answer.done():
                 return
             if isinstance(found, FirnError):
@@ -91,25 +92,34 @@ class Stream:
             else:
                 answer.set_result(found)
 
-        exchange = await self.start(op, meta, data, settle)
+        await self._begin(id, op, meta, data, settle)
         return answer
 
     async def start(self, op: int, meta: dict[str, Any] | None, data: Buffer, handler: Handler) -> int:
         """Sends a message whose answers go to ``handler``: any number, the last one being an error.
 
-        Errors: Unavailable when the connection has ended; ``handler`` is then not called.
+        Errors: Unavailable when the connection has ended; when it ends meanwhile, ``handler`` is told so too.
         """
-        if self._reason is not None:
-            raise self._reason
+        id = self._new_id()
+        await self._begin(id, op, meta, data, handler)
+        return id
+
+    def _new_id(self) -> int:
         id = self._next_id
         self._next_id += 1
+        return id
+
+    async def _begin(
+        self, id: int, op: int, meta: dict[str, Any] | None, data: Buffer, handler: Handler
+    ) -> None:
+        if self._reason is not None:
+            raise self._reason
         self._handlers[id] = handler
         try:
             await self._send(op, id, meta, data)
         except BaseException:
             self._handlers.pop(id, None)
             raise
-        return id
 
     async def tell(self, op: int, id: int, meta: dict[str, Any] | None = None) -> None:
         """Sends a message of an open exchange that has no answer of its own."""
