@@ -7,6 +7,7 @@ retention and no early removal of a tombstone. It starts at max(wall clock, last
 
 import os
 import random
+import threading
 import time
 from typing import Protocol
 
@@ -53,8 +54,13 @@ class LogClock:
         self._clock = clock
         self._at = clock.monotonic()
         self._now = float(max(clock.wall_ms(), last_append_ms))
+        self._lock = threading.Lock()  # the appender, the compactor and the sealer ask
 
     def now_ms(self) -> int:
+        with self._lock:
+            return self._advance()
+
+    def _advance(self) -> int:
         at = self._clock.monotonic()
         passed = max(0.0, (at - self._at) * 1000.0)
         self._at = max(at, self._at)
@@ -65,4 +71,5 @@ class LogClock:
 
     def advance_to(self, append_ms: int) -> None:
         """Never behind an append that is in the log already."""
-        self._now = max(self._now, float(append_ms))
+        with self._lock:
+            self._now = max(self._now, float(append_ms))

@@ -146,6 +146,11 @@ class CompactedLog:
     def view(self) -> View:
         return self._view
 
+    @property
+    def is_pinned(self) -> bool:
+        """Somebody reads a generation, or files of an older one wait for its readers to leave."""
+        return bool(self._pins or self._retired)
+
     def path(self, name: str) -> str:
         return os.path.join(self.folder, name)
 

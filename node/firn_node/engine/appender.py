@@ -21,10 +21,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from firn.batch import Batch, Buffer, Flag
-from firn.errors import Conflict, FirnError, Invalid, MalformedBatch, PartitionParked, ReadOnly, Unavailable, UnknownTopic
+from firn.errors import (
+    Conflict,
+    Corrupt,
+    FirnError,
+    Invalid,
+    MalformedBatch,
+    PartitionParked,
+    ReadOnly,
+    Unavailable,
+    UnknownTopic,
+)
 from firn_node.engine.api import Appended, Outcome
 from firn_node.engine.core import Core
-from firn_node.engine.flusher import Flusher
+from firn_node.engine.flusher import UNSYNCED_BYTES_MAX, Flusher
 from firn_node.engine.lookup import Lookup
 from firn_node.engine.partition import Partition, Pending
 from firn_node.engine.partitions import Partitions
@@ -33,6 +43,7 @@ from firn_node.failpoints import step
 from firn_node.kernels import Fault, Group, fault_error, inspect_group, stamp_group
 
 _log = logging.getLogger(__name__)
+_UNSYNCED_WAIT_BYTES = 3 * UNSYNCED_BYTES_MAX
 _BROKERS_FLAGS = Flag.OFFSETS_SPARSE | Flag.REBUILT | Flag.CONTROL
 
 
@@ -56,7 +67,7 @@ class _Plan:
     bases: list[int] = field(default_factory=list)
     partitions: list[Partition] = field(default_factory=list)
     next_offsets: dict[tuple[int, int], int] = field(default_factory=dict)
-    sequences: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
+    producers: dict[tuple[int, int, int], ProducerRow] = field(default_factory=dict)  # as they will be
     waits_for_sync: bool = False
     duplicates: bool = False
 
@@ -79,15 +90,19 @@ class Appender:
             outcomes, sync = self._append_conditional(writable, group, conditions)
         else:
             outcomes, sync = self._append(writable, group, range(len(group)))
+        log = self._core.log
         if sync or any(isinstance(o, Conflict) for o in outcomes):
-            await self._flusher.wait(self._core.log.written_end)
+            await self._flusher.wait(log.written_end)
+        elif log.written_end - self._core.dispatched_position > _UNSYNCED_WAIT_BYTES:
+            # `flush: interval` on a disk that does not keep up: what is not synced is held in memory.
+            await self._flusher.wait(log.written_end - _UNSYNCED_WAIT_BYTES)
         return outcomes
 
     def append_internal(self, batch: Buffer) -> int:
         """Append one batch of an internal topic; its end position. Await the flusher before relying on it."""
         writable = bytearray(batch)
         group = inspect_group(np.frombuffer(writable, np.uint8), self._core.secret)
-        outcomes, _ = self._append(writable, group, range(len(group)))
+        outcomes, _ = self._append(writable, group, range(len(group)), is_internal=True)
         for outcome in outcomes:
             if isinstance(outcome, FirnError):
                 raise outcome
@@ -108,7 +123,13 @@ class Appender:
         return outcomes, any_sync
 
     def _append(
-        self, data: bytearray, group: Group, rows: Sequence[int], condition: int | None = None
+        self,
+        data: bytearray,
+        group: Group,
+        rows: Sequence[int],
+        condition: int | None = None,
+        *,
+        is_internal: bool = False,
     ) -> tuple[list[Outcome], bool]:
         plan = _Plan([None] * len(rows))
         writable = self._refusal()
@@ -116,9 +137,11 @@ class Appender:
             try:
                 if writable is not None:
                     raise writable
-                self._plan_batch(data, group, i, at, plan, condition)
+                self._plan_batch(data, group, i, at, plan, condition, is_internal=is_internal)
             except FirnError as error:
                 plan.outcomes[at] = error
+            except OSError as error:  # reading what is known of its partition; the others go on
+                plan.outcomes[at] = Unavailable(f"nothing was appended: {error}")
         if plan.chosen:
             try:
                 self._write(data, group, plan)
@@ -138,7 +161,15 @@ class Appender:
         return None
 
     def _plan_batch(
-        self, data: bytearray, group: Group, i: int, at: int, plan: _Plan, condition: int | None
+        self,
+        data: bytearray,
+        group: Group,
+        i: int,
+        at: int,
+        plan: _Plan,
+        condition: int | None,
+        *,
+        is_internal: bool,
     ) -> None:
         if group.fault[i] != Fault.OK:
             raise fault_error(group, i)
@@ -151,6 +182,8 @@ class Appender:
             raise UnknownTopic(
                 f"topic id {int(group.topic_id[i])} does not exist (any more); look the topic up again"
             )
+        if topic.name.startswith("__") and not is_internal:
+            raise UnknownTopic(f"topic {topic.name!r} is internal; it cannot be written to", topic=topic.name)
         if int(group.flags[i]) & Flag.HAS_QUEUES and not self._core.index.has_light_queues:
             raise Invalid(
                 f"light queues need the index kind rocksdb; this broker's is {self._core.index.kind}, so write the "
@@ -164,11 +197,14 @@ class Appender:
             known = self._check_sequence(partition, group, i, plan)
             if known is not None:
                 plan.outcomes[at] = Appended(topic.topic_id, partition.number, known, records)
-                plan.duplicates |= sync
+                plan.duplicates = True  # answered once what it names is committed
                 return
-        if condition is not None:
-            self._check_condition(partition, data, group, i, condition)
-        self._partitions.active(partition)
+        try:
+            if condition is not None:
+                self._check_condition(partition, data, group, i, condition)
+            self._partitions.active(partition)
+        except (Corrupt, OSError) as error:
+            raise park_on_damage(self._partitions, partition, error) from error
         base = plan.next_offsets.get(partition.key, partition.next_offset)
         plan.next_offsets[partition.key] = base + records
         plan.outcomes[at] = Appended(topic.topic_id, partition.number, base, records)
@@ -177,23 +213,29 @@ class Appender:
         plan.partitions.append(partition)
         plan.waits_for_sync |= sync
         if producer_id:
-            key = (*partition.key, producer_id)
-            plan.sequences[key] = (int(group.producer_epoch[i]), int(group.sequence[i]))
+            self._plan_sequence(partition, group, i, plan, base)
 
     def _check_sequence(self, partition: Partition, group: Group, i: int, plan: _Plan) -> int | None:
-        producer_id, epoch, sequence = (
-            int(group.producer_id[i]),
-            int(group.producer_epoch[i]),
-            int(group.sequence[i]),
-        )
-        planned = plan.sequences.get((*partition.key, producer_id))
-        if planned is not None and planned[0] == epoch and sequence == planned[1] + 1:
-            return None
-        row = self._partitions.producer(partition, producer_id)
-        if planned is not None:  # out of order behind a batch of the same request
-            row = ProducerRow(planned[0])
-            row.batches.append((planned[1], 0, 0))
-        return first_offset(row, epoch=epoch, sequence=sequence)
+        producer_id = int(group.producer_id[i])
+        row = plan.producers.get((*partition.key, producer_id))
+        if row is None:
+            row = self._partitions.producer(partition, producer_id)
+        return first_offset(row, epoch=int(group.producer_epoch[i]), sequence=int(group.sequence[i]))
+
+    def _plan_sequence(self, partition: Partition, group: Group, i: int, plan: _Plan, base: int) -> None:
+        """Later batches of the request see this one; the partition's own row waits for the write."""
+        producer_id, epoch = int(group.producer_id[i]), int(group.producer_epoch[i])
+        key = (*partition.key, producer_id)
+        row = plan.producers.get(key)
+        if row is None:
+            row = ProducerRow(epoch)
+            known = self._partitions.producer(partition, producer_id)
+            if known is not None and known.epoch == epoch:
+                row.batches.extend(known.batches)
+        elif row.epoch != epoch:
+            row = ProducerRow(epoch)
+        row.batches.append((int(group.sequence[i]), base, int(group.records[i])))
+        plan.producers[key] = row
 
     def _check_condition(
         self, partition: Partition, data: bytearray, group: Group, i: int, condition: int
@@ -274,7 +316,7 @@ class Appender:
         return ReadOnly(f"nothing was appended: this broker is read-only: {health.read_only}")
 
 
-def park_on_damage(partitions: Partitions, partition: Partition, error: FirnError) -> PartitionParked:
-    """Park a partition whose bytes are damaged; what its callers get."""
-    partitions.park(partition, error.message)
-    return PartitionParked(f"{partition.topic.name}/{partition.number} is parked: {error.message}")
+def park_on_damage(partitions: Partitions, partition: Partition, error: Corrupt | OSError) -> PartitionParked:
+    """Park a partition whose bytes are damaged or cannot be read; what its callers get."""
+    partitions.park(partition, str(error))
+    return PartitionParked(f"{partition.topic.name}/{partition.number} is parked: {error}")

@@ -13,16 +13,17 @@ have threads of their own. Start, in order:
 
 import asyncio
 import contextlib
+import functools
 import logging
 import time
-from collections.abc import Coroutine, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from firn.batch import Batch, Buffer
-from firn.errors import FirnError, NotFound, Unavailable
+from firn.errors import FirnError, NotFound, Unavailable, UnknownTopic
 from firn.partitioner import partition_of, partitions_of
 from firn.record import Record
 from firn.topicspec import TopicSpec
@@ -61,8 +62,12 @@ from firn_node.index import open_index
 from firn_node.log import CommitLog, KeyQueryIndex
 from firn_node.settings import BrokerSettings
 
+T = TypeVar("T")
+
 _log = logging.getLogger(__name__)
 _HOUSEKEEPING_S = 1.0
+_PRODUCERS_CHECK_S = 600.0
+_PRODUCERS_HELD_MAX = 64  # of one partition, in memory beyond a checkpoint; the others are in the index
 _STATES_AT_ONCE = 2000
 _SWEEP_AT_ONCE = 1000
 _COMPACTED = "compacted"
@@ -89,6 +94,8 @@ class Broker:
         self._state = "starting"
         self._closing = contextlib.ExitStack()
         self._tasks: list[asyncio.Task[None]] = []
+        self._in_threads: set[asyncio.Future[Any]] = set()
+        self._stopped = asyncio.Event()
         self._checkpoint_lock = asyncio.Lock()
 
     # Life ---------------------------------------------------------------------------------------------------
@@ -157,10 +164,11 @@ class Broker:
         self._snapshots = Snapshots(core)
         self._reader = Reader(core, self.partitions, self._flusher, self._lookup, self._snapshots)
         self._sealer = Sealer(core, self.partitions, self._flusher)
-        self._scheduler = Scheduler(core, self.partitions, self._flusher, self._sealer)
+        self._scheduler = Scheduler(core, self.partitions, self._flusher)
         self._topics = Topics(core, self._appender, self._flusher)
         self._groups = Groups(core, self.partitions, self._appender, self._flusher, self._lookup)
         self._states_known = False
+        self._producers_checked = float("-inf")
         core.dispatched_position = max(index.checkpoint, log.start)
         self._load_catalogue()
         await self._replay()
@@ -200,21 +208,29 @@ class Broker:
         """Sync, seal off and close; the next start has nothing to replay."""
         if self._state in ("starting", "stopped"):
             return
+        if self._state == "stopping":
+            await self._stopped.wait()
+            return
         self._state = "stopping"
+        self._reader.is_closing = True
+        for partition in self.partitions:
+            partition.wake()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        # What a cancelled task has begun in a thread goes on there: nothing is closed under it.
+        await asyncio.gather(*self._in_threads, return_exceptions=True)
         await self._scheduler.stop()
         await self._flusher.stop()
         await self._sealer.stop()
-        for partition in self.partitions:
-            partition.wake()
         self._snapshots.close_all()
         if self.core.health.failed is None:
             with contextlib.suppress(OSError, FirnError):
                 await self.checkpoint()
+        await asyncio.gather(*self._in_threads, return_exceptions=True)
         self._closing.close()
         self._state = "stopped"
+        self._stopped.set()
 
     def is_ready(self) -> bool:
         return self._state == "serving" and self.core.health.failed is None
@@ -260,7 +276,8 @@ class Broker:
     async def _get(self, info: TopicInfo, number: int, keys: Sequence[bytes]) -> list[Found | None]:
         partition = self.partitions.get(info, number)
         if partition.pending:
-            await self._reader.settle(partition)
+            with partition.in_use():
+                await self._reader.settle(partition)
         return self._lookup.get(partition, keys)
 
     async def query(
@@ -270,7 +287,7 @@ class Broker:
         self._check_serving()
         info = self.core.catalogue.named(topic)
         await self._flusher.wait(self.core.log.written_end)
-        return await asyncio.to_thread(
+        return await self._in_thread(
             lambda: list(messages.records_by_key(self.core, info, key, since_ms, until_ms))
         )
 
@@ -283,7 +300,8 @@ class Broker:
     async def offset_of_time(self, topic: str, partition: int, timestamp_ms: int) -> int:
         self._check_serving()
         found = self.partitions.get(self.core.catalogue.named(topic), partition)
-        await self._reader.settle(found)
+        with found.in_use():
+            await self._reader.settle(found)
         return self._reader.offset_of_time(found, timestamp_ms)
 
     # Topics -------------------------------------------------------------------------------------------------
@@ -333,10 +351,15 @@ class Broker:
     async def snapshot(self, topic: str) -> SnapshotInfo:
         self._check_serving()
         info = self.core.catalogue.named(topic)
-        opened = [self.partitions.get(info, number) for number in range(info.spec.partitions)]
-        for partition in opened:
-            await self._reader.settle(partition)
-        return self._snapshots.open(info, opened)
+        with contextlib.ExitStack() as used:
+            opened = [self.partitions.get(info, number) for number in range(info.spec.partitions)]
+            for partition in opened:
+                used.enter_context(partition.in_use())
+            for partition in opened:
+                await self._reader.settle(partition)
+            if any(partition.deleted for partition in opened):
+                raise UnknownTopic(f"topic {topic!r} was deleted", topic=topic)
+            return self._snapshots.open(info, opened)
 
     def renew(self, id: str) -> SnapshotInfo:
         return self._snapshots.renew(id)
@@ -396,7 +419,7 @@ class Broker:
     def _topic_deleted(self, topic: TopicInfo) -> None:
         core = self.core
         self._snapshots.drop_topic(topic.topic_id)
-        self._scheduler.cancel(topic.topic_id)
+        self._scheduler.forget(topic.topic_id)
         gone = self.partitions.drop_topic(topic)
         core.index.delete_topic(topic.topic_id)
         self._spawn(self._remove_files(topic.topic_id, gone))
@@ -406,19 +429,39 @@ class Broker:
             await asyncio.sleep(0.02)
         folder = self.partitions.folder(topic_id)
         for partition in gone:
-            await asyncio.to_thread(partition.log.remove)
-        await asyncio.to_thread(self._disk.remove_tree, folder)
+            await self._in_thread(partition.log.remove)
+        await self._in_thread(self._disk.remove_tree, folder)
 
     async def _housekeeping(self) -> None:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
-            with _reported("housekeeping"):
+            with _reported("the check of the disk"):
                 self._check_disk()
+            with _reported("housekeeping"):
                 self._snapshots.expire()
                 self._sealer.check_budget()
-                if self._states_known:
+            if self._states_known:
+                with _reported("retention"):
                     await self._retain()
-                await asyncio.to_thread(self.core.key_query.build_missing, 1)
+            with _reported("the key query index"):
+                await self._in_thread(self.core.key_query.build_missing, 1)
+            with _reported("the expiry of producers"):
+                await self._expire_producers()
+
+    async def _expire_producers(self) -> None:
+        """Forget the producers that have written nothing for long."""
+        core, loop = self.core, asyncio.get_running_loop()
+        if loop.time() < self._producers_checked + _PRODUCERS_CHECK_S:
+            return
+        self._producers_checked = loop.time()
+        expired = core.clock.now_ms() - self.settings.producer_expiry_ms
+        for partition in self.partitions:
+            partition.producers = {
+                id: row
+                for id, row in partition.producers.items()
+                if row.last_use_ms >= expired or id in partition.producers_touched
+            }
+        await self._in_thread(core.index.delete_producers, expired)
 
     async def _retain(self) -> None:
         """Let go of commit log segments, and of what the index knows of them."""
@@ -426,10 +469,10 @@ class Broker:
         plan = current_plan(core, self.partitions.states)
         self._scheduler.held_back = holders(self.partitions.states, plan.expired)
         if plan.release > core.log.start:
-            await asyncio.to_thread(core.log.release, plan.release)
+            await self._in_thread(core.log.release, plan.release)
             core.index.trim(core.log.start)
             self.metrics["segments_released"] += 1
-        await asyncio.to_thread(core.index.sweep, core.log.start, _SWEEP_AT_ONCE)
+        await self._in_thread(core.index.sweep, core.log.start, _SWEEP_AT_ONCE)
 
     def _check_disk(self) -> None:
         """Stop produces below the reserve; take them again, without a restart, once there is room."""
@@ -462,47 +505,70 @@ class Broker:
             core = self.core
             position = core.dispatched_position
             touched, self.partitions.touched = self.partitions.touched, set()
-            for key in touched:
-                state = self.partitions.states.get(key)
-                if state is not None:
-                    core.index.put_state(*key, state.pack())
-            for partition in self.partitions:
-                for producer_id in partition.producers_touched:
-                    row = partition.producers.get(producer_id)
-                    if row is not None:
-                        packed = row.pack(before=partition.dispatched_end)
-                        core.index.put_producer(*partition.key, producer_id, packed)
-                partition.producers_touched = set()
             started = time.perf_counter()
             try:
-                await asyncio.to_thread(core.index.flush, position)
+                for key in touched:
+                    state = self.partitions.states.get(key)
+                    if state is not None:
+                        core.index.put_state(*key, state.pack())
+                for partition in self.partitions:
+                    if partition.producers_touched:
+                        self._put_producers(partition)
+                await self._in_thread(core.index.flush, position)
             except BaseException:
-                self.partitions.touched |= touched
+                self.partitions.touched |= {key for key in touched if key in self.partitions.states}
                 raise
+            self.partitions.evict()
             self.metrics["checkpoints"] += 1
             self.metrics["checkpoint_ms"] += int((time.perf_counter() - started) * 1000)
 
+    def _put_producers(self, partition: Partition) -> None:
+        """Store the producers' rows, of what is dispatched; those with more to come stay marked."""
+        left: set[int] = set()
+        for producer_id in partition.producers_touched:
+            row = partition.producers.get(producer_id)
+            if row is None:
+                continue
+            packed = row.pack(before=partition.dispatched_end)
+            self.core.index.put_producer(*partition.key, producer_id, packed)
+            if row.end > partition.dispatched_end:
+                left.add(producer_id)
+        partition.producers_touched = left
+        if len(partition.producers) > _PRODUCERS_HELD_MAX:
+            partition.producers = {id: partition.producers[id] for id in left}
+
     async def _scan_states(self) -> None:
         """After start: learn what is to be scheduled, and remove what belongs to no topic."""
-        with _reported("state scan"):
-            unknown: set[int] = set()
-            states = self.core.index.states()
-            for number, (topic_id, partition, data) in enumerate(states):
-                if topic_id not in self.core.catalogue.by_id:
-                    unknown.add(topic_id)
-                else:
-                    self.partitions.states.setdefault((topic_id, partition), unpack_state(data))
-                if number % _STATES_AT_ONCE == _STATES_AT_ONCE - 1:
-                    await asyncio.sleep(0)
-            for topic_id in unknown:
-                self.core.index.delete_topic(topic_id)
-            folder = f"{self.settings.data}/{_COMPACTED}"
-            for name in self._disk.list(folder):
-                if not name.isdigit() or int(name) not in self.core.catalogue.by_id:
-                    await asyncio.to_thread(self._disk.remove_tree, f"{folder}/{name}")
-            expired = self.core.clock.now_ms() - self.settings.producer_expiry_ms
-            await asyncio.to_thread(self.core.index.delete_producers, expired)
-            self._states_known = True
+        while not self._states_known:
+            with _reported("state scan"):
+                await self._scan_states_once()
+                self._states_known = True
+                return
+            await asyncio.sleep(_HOUSEKEEPING_S)
+
+    async def _scan_states_once(self) -> None:
+        unknown: set[int] = set()
+        states = self.core.index.states()
+        for number, (topic_id, partition, data) in enumerate(states):
+            if topic_id not in self.core.catalogue.by_id:
+                unknown.add(topic_id)
+            else:
+                self.partitions.states.setdefault((topic_id, partition), unpack_state(data))
+            if number % _STATES_AT_ONCE == _STATES_AT_ONCE - 1:
+                await asyncio.sleep(0)
+        for topic_id in unknown:
+            self.core.index.delete_topic(topic_id)
+        folder = f"{self.settings.data}/{_COMPACTED}"
+        for name in self._disk.list(folder):
+            if not name.isdigit() or int(name) not in self.core.catalogue.by_id:
+                await self._in_thread(self._disk.remove_tree, f"{folder}/{name}")
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run a function in a thread; ``stop`` waits for it even when its caller was cancelled."""
+        future = asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *arguments))
+        self._in_threads.add(future)
+        future.add_done_callback(self._in_threads.discard)
+        return await asyncio.shield(future)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self._tasks = [t for t in self._tasks if not t.done()]

@@ -69,13 +69,27 @@ class Flusher:
         if self._timer is not None:
             self._timer.cancel()
         if self._core.health.failed is None:
-            try:
-                await self.wait(self._core.log.written_end)
-            except Unavailable as error:
-                _log.error("the last sync failed: %s", error)
+            await self._last_sync()
         self._stopping = True
         self._wanted.set()
         await asyncio.to_thread(self._thread.join)
+        self._give_up("this broker has stopped; what was written and not acknowledged may be there or not")
+
+    async def _last_sync(self) -> None:
+        """Return when all is durable and dispatched, or an index that fails shows that it will not be."""
+        last = self._loop.create_task(self.wait(self._core.log.written_end))
+        while not (await asyncio.wait([last], timeout=0.2))[0]:
+            if self._core.health.index_error is not None:
+                last.cancel()
+        for error in await asyncio.gather(last, return_exceptions=True):
+            if error is not None:
+                _log.error("the last sync failed: %s", error or self._core.health.index_error)
+
+    def _give_up(self, reason: str) -> None:
+        for _, _, future in self._waiters:
+            if not future.done():
+                future.set_exception(Unavailable(f"not acknowledged: {reason}"))
+        self._waiters.clear()
 
     def _request(self) -> None:
         if not self._syncing:
@@ -128,7 +142,4 @@ class Flusher:
 
     def _failed(self, reason: str) -> None:
         self._core.health.fail(reason)
-        for _, _, future in self._waiters:
-            if not future.done():
-                future.set_exception(Unavailable(f"not acknowledged: {reason}; restart the broker"))
-        self._waiters.clear()
+        self._give_up(f"{reason}; restart the broker")

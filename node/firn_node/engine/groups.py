@@ -55,7 +55,8 @@ class Groups:
         """What the group committed; partitions without a commit are absent."""
         _check_group(group)
         partition = self._partitions.get(self._core.catalogue.named(OFFSETS_TOPIC), 0)
-        await self._flusher.wait(self._core.log.written_end if partition.pending else 0)
+        with partition.in_use():
+            await self._flusher.wait(self._core.log.written_end if partition.pending else 0)
         numbers = range(topic.spec.partitions)
         found = self._lookup.get(partition, [_key(group, topic.topic_id, n) for n in numbers])
         committed: Committed = {}

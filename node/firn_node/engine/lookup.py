@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from firn.batch import Batch, iterate, parse_header
-from firn.errors import Corrupt, MalformedBatch
+from firn.errors import Corrupt, MalformedBatch, OffsetExpired
 from firn_node.engine.api import Found
 from firn_node.engine.core import Core
 from firn_node.engine.partition import Partition
@@ -133,7 +133,11 @@ class Lookup:
             or entry.position < self._core.log.start
         ):
             return None  # expired: a compaction has covered it
-        for batch in self.batches.run(entry.position, entry.size):
+        try:
+            batches = self.batches.run(entry.position, entry.size)
+        except OffsetExpired:
+            return None  # the same, since a line ago
+        for batch in batches:
             if batch.header.base_offset <= offset <= batch.header.last_offset:
                 return row_of(batch, offset)
         return None

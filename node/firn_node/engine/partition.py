@@ -86,7 +86,7 @@ class Partition:
     active_since_ms: int = 0
     sealing: list[ActiveIndex] = field(default_factory=list)
     pending: deque[Pending] = field(default_factory=deque)
-    producers: dict[int, ProducerRow | None] = field(default_factory=dict)
+    producers: dict[int, ProducerRow] = field(default_factory=dict)
     producers_touched: set[int] = field(default_factory=set)
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
     parked: str | None = None

@@ -9,8 +9,8 @@ from itertools import islice
 
 import numpy as np
 
-from firn.batch import HEADER_BYTES, Batch, iterate, parse_header
-from firn.errors import Corrupt, FirnError, PartitionParked, UnknownPartition
+from firn.batch import HEADER_BYTES, Batch, corrupt, iterate, parse_header
+from firn.errors import Corrupt, FirnError, MalformedBatch, PartitionParked, UnknownPartition
 from firn_node.compaction.log import CompactedLog
 from firn_node.compaction.manifest import Manifest
 from firn_node.engine.api import TopicInfo
@@ -106,7 +106,7 @@ class Partitions:
         if len(self._open) > OPEN_PARTITIONS_MAX and not self._is_evicting:
             # Not now: who asked for this partition may hold others that look unused.
             self._is_evicting = True
-            asyncio.get_running_loop().call_soon(self._evict)
+            asyncio.get_running_loop().call_soon(self.evict, 16 + OPEN_PARTITIONS_MAX // 10)
         return made
 
     def _adopt_manifest(self, partition: Partition) -> None:
@@ -217,17 +217,20 @@ class Partitions:
             if not entries:
                 return
             for entry in entries:
-                for batch in iterate(core.log.read(entry.position, entry.size)):
-                    if batch.header.last_offset < start:
-                        continue
-                    if batch.header.topic_id != topic_id:
-                        raise Corrupt(
-                            f"commit log position {entry.position}: expected topic id {topic_id}, "
-                            f"found {batch.header.topic_id}",
-                            position=entry.position,
-                        )
-                    batch.verify()
-                    yield batch
+                try:
+                    for batch in iterate(core.log.read(entry.position, entry.size)):
+                        if batch.header.last_offset < start:
+                            continue
+                        if batch.header.topic_id != topic_id:
+                            raise Corrupt(
+                                f"commit log position {entry.position}: expected topic id {topic_id}, "
+                                f"found {batch.header.topic_id}",
+                                position=entry.position,
+                            )
+                        batch.verify()
+                        yield batch
+                except MalformedBatch as error:
+                    raise corrupt(error, file="commit log", position=entry.position) from error
             start = entries[-1].end_offset
 
     def drop_topic(self, topic: TopicInfo) -> list[Partition]:
@@ -252,13 +255,21 @@ class Partitions:
     def active_bytes(self) -> int:
         return sum(p.active.nbytes for p in self._open.values() if p.active is not None)
 
-    def _evict(self) -> None:
+    def evict(self, looked: int | None = None) -> None:
+        """Drop idle partitions until no more than OPEN_PARTITIONS_MAX are open; ``looked``: at so many at most.
+
+        What a state row or a producer has to tell the index keeps a partition until the next checkpoint.
+        """
         self._is_evicting = False
-        if len(self._open) <= OPEN_PARTITIONS_MAX:
+        over = len(self._open) - OPEN_PARTITIONS_MAX
+        if over <= 0:
             return
-        for key, partition in list(islice(self._open.items(), max(1, OPEN_PARTITIONS_MAX // 10))):
+        for key, partition in list(islice(self._open.items(), looked)):
             if partition.is_idle and not partition.producers_touched and key not in self.touched:
                 del self._open[key]
+                over -= 1
+                if over <= 0:
+                    return
             else:
                 self._open.move_to_end(key)  # so that the next attempt looks at others
 

@@ -26,6 +26,11 @@ class ProducerRow:
     def next_sequence(self) -> int:
         return self.batches[-1][0] + 1 if self.batches else 0
 
+    @property
+    def end(self) -> int:
+        """The offset after its newest batch."""
+        return self.batches[-1][1] + self.batches[-1][2] if self.batches else 0
+
     def pack(self, *, before: int) -> bytes:
         """The stored row, of batches that end at or before offset ``before``."""
         kept = [list(b) for b in self.batches if b[1] + b[2] <= before]

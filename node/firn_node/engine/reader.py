@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from firn.batch import HEADER_BYTES, iterate
 from firn.crc import crc32c
-from firn.errors import BadOffset, Invalid, OffsetExpired, SnapshotExpired, UnknownTopic
+from firn.errors import BadOffset, Invalid, OffsetExpired, SnapshotExpired, Unavailable, UnknownTopic
 from firn_node.compaction.log import Pin
 from firn_node.compaction.manifest import Manifest
 from firn_node.engine.api import ReadRequest, ReadResult
@@ -23,6 +23,7 @@ from firn_node.filecache import FileRange
 from firn_node.index import Entry
 
 _SCAN_ENTRIES = 512
+_LOOK_ENTRIES = 16_384
 _LIGHT_ROWS = 1024
 
 
@@ -33,6 +34,7 @@ class Reader:
     flusher: Flusher
     lookup: Lookup
     snapshots: Snapshots
+    is_closing: bool = False  # reads that wait end
 
     async def read(self, request: ReadRequest) -> ReadResult:
         """What the request asks for; at the end it waits up to ``wait_ms`` for more.
@@ -45,10 +47,16 @@ class Reader:
         partition = self.partitions.get(topic, request.partition)
         if request.snapshot is not None:
             return self._read_snapshot(request, partition)
+        with partition.in_use():
+            return await self._read(request, partition)
+
+    async def _read(self, request: ReadRequest, partition: Partition) -> ReadResult:
         await self.settle(partition)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.wait_ms / 1000
         while True:
+            if self.is_closing:
+                raise Unavailable("this broker is stopping; try again")
             if partition.deleted:
                 raise UnknownTopic(f"topic {request.topic!r} was deleted", topic=request.topic)
             result = (
@@ -103,13 +111,12 @@ class Reader:
                     return self._clean(request, partition, pin, end)
             _check_tombstones(request, manifest)
         else:
-            earliest = self.earliest(partition)
-            if request.offset < earliest:
-                raise OffsetExpired(
-                    f"{request.topic}/{request.partition}: offset {request.offset} has expired; the earliest is {earliest}",
-                    earliest=earliest,
-                )
-        parts, next_offset, positions = self._raw(request, partition, request.offset, end)
+            self._check_retained(request, partition)
+        try:
+            parts, next_offset, positions = self._raw(request, partition, request.offset, end)
+        except OffsetExpired:
+            self._check_retained(request, partition)  # the log was cut meanwhile: say where it begins now
+            raise
         result = _result(partition, manifest, parts, next_offset, end)
         result.positions = positions
         return result
@@ -121,6 +128,14 @@ class Reader:
             request.offset, request.max_bytes, pin=pin, keys_only=request.keys_only
         )
         return _result(partition, pin.manifest, parts, next_offset, end)
+
+    def _check_retained(self, request: ReadRequest, partition: Partition) -> None:
+        earliest = self.earliest(partition)
+        if request.offset < earliest:
+            raise OffsetExpired(
+                f"{request.topic}/{request.partition}: offset {request.offset} has expired; the earliest is {earliest}",
+                earliest=earliest,
+            )
 
     def _read_snapshot(self, request: ReadRequest, partition: Partition) -> ReadResult:
         pinned = self.snapshots.pinned(request.snapshot or "", partition)
@@ -142,11 +157,13 @@ class Reader:
         """Parts of the commit log from ``offset`` on, the next offset, and the (position, bytes) of each run."""
         tag_hash = crc32c(request.tag.encode()) if request.tag is not None else 0
         runs: list[tuple[int, int]] = []
-        total, at, full = 0, offset, False
-        while at < end and not full:
+        total, at, full, looked = 0, offset, False, 0
+        # A tag may be rare: after a bounded number of entries the next request goes on.
+        while at < end and not full and looked < _LOOK_ENTRIES:
             entries = self.core.index.scan(*partition.key, at, end=end, limit=_SCAN_ENTRIES)
             if not entries:
                 at = end
+            looked += len(entries)
             for entry in entries:
                 full = total > 0 and total + entry.size > request.max_bytes
                 if full:
@@ -159,11 +176,14 @@ class Reader:
         if request.keys_only:
             return self._keys_parts(runs), at, []
         parts: list[bytes | FileRange] = []
-        for position, size in runs:
-            while size > 0:  # a run may cross into the next segment
-                piece = self.core.log.range(position, size)
-                parts.append(piece)
-                position, size = position + piece.size, size - piece.size
+        try:
+            for position, size in runs:
+                parts += self.core.log.ranges(position, size)  # a run may cross into the next segment
+        except BaseException:
+            for part in parts:
+                if not isinstance(part, bytes):
+                    part.lease.release()
+            raise
         return parts, at, runs
 
     def _keys_parts(self, runs: list[tuple[int, int]]) -> list[bytes | FileRange]:

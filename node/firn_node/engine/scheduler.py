@@ -7,27 +7,33 @@ its partition's alone: counted, shown in status with its reason, tried again wit
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from firn.batch import parse_header
-from firn.errors import FirnError, MalformedBatch
+from firn.errors import FirnError
 from firn_node.compaction import Job, Throttle, compact
 from firn_node.engine.api import CompactionRun, PartitionCompaction, TopicInfo
 from firn_node.engine.core import Core
 from firn_node.engine.due import Due, when_due
 from firn_node.engine.flusher import Flusher
 from firn_node.engine.partition import Partition
-from firn_node.engine.partitions import Partitions
-from firn_node.engine.sealer import Sealer
+from firn_node.engine.partitions import Partitions, note_clean, note_oldest
 from firn_node.index import Entry
+from firn_node.kernels import ActiveIndex, sort_key_index
 
+U64 = NDArray[np.uint64]
 _log = logging.getLogger(__name__)
 _SWEEP_PARTITIONS_MAX = 256
 _BACKOFF_MS = 2_000
 _BACKOFF_MAX_MS = 300_000
 _SPACING_MS = 5_000  # between two automatic compactions of one partition
+_DISPATCH_WAIT_S = 10.0  # for what was appended before; then a compaction covers what is dispatched
+_FINAL = ("done", "failed", "cancelled")
 
 
 @dataclass(slots=True)
@@ -47,7 +53,10 @@ class _Work:
     upto: int = 0
     dirty_before: int = 0
     dirty_left: int = 0
-    end: int = 0
+    # As they are on the event loop when the work is handed over; the thread looks at nothing that moves.
+    start: int = 0  # the first offset that no segment holds
+    end: int = 0  # dispatched
+    unsealed: tuple[ActiveIndex, ...] = ()  # the rows from ``start`` on, as far as they are in memory
 
 
 @dataclass(slots=True)
@@ -55,7 +64,6 @@ class Scheduler:
     core: Core
     partitions: Partitions
     flusher: Flusher
-    sealer: Sealer
     held_back: set[tuple[int, int]] = field(default_factory=set)  # partitions that hold back retention
     requests: dict[int, _Request] = field(default_factory=dict)  # the newest asked-for run of each topic
     _queue: deque[_Request] = field(default_factory=deque)
@@ -64,6 +72,7 @@ class Scheduler:
     _task: "asyncio.Task[None] | None" = None
     _stopping: bool = False
     _cursor: int = 0
+    _waiting: "asyncio.Task[None] | None" = None
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -72,14 +81,20 @@ class Scheduler:
         """Cancel what runs (the old state stays) and end."""
         self._stopping = True
         self._wake.set()
+        if self._waiting is not None:
+            self._waiting.cancel()
         if self._task is not None:
             await self._task
         self._threads.shutdown(wait=True)
 
     def request(self, topic: TopicInfo, *, force: bool) -> CompactionRun:
-        """Ask for a compaction of all partitions; the run that is under way already is returned as it is."""
+        """Ask for a compaction of all partitions.
+
+        A run that is under way is returned as it is, unless force is asked for and it does not force: then
+        another one follows it.
+        """
         known = self.requests.get(topic.topic_id)
-        if known is not None and not known.run.is_done:
+        if known is not None and not known.run.is_done and (known.run.force or not force):
             return known.run
         rows = [PartitionCompaction(number) for number in range(topic.spec.partitions)]
         run = CompactionRun(self.core.randomness.bytes(4).hex(), topic.name, topic.topic_id, force, rows)
@@ -95,6 +110,12 @@ class Scheduler:
             return None
         request.is_cancelled = True
         return request.run
+
+    def forget(self, topic_id: int) -> None:
+        """A topic is gone: cancel its run and remember nothing of it."""
+        self.cancel(topic_id)
+        self.requests.pop(topic_id, None)
+        self.held_back = {key for key in self.held_back if key[0] != topic_id}
 
     async def _run(self) -> None:
         while not self._stopping:
@@ -118,28 +139,35 @@ class Scheduler:
 
     async def _run_request(self, request: _Request) -> None:
         run = request.run
-        topic = self.core.catalogue.by_id.get(run.topic_id)
-        for first in range(0, len(run.partitions), _SWEEP_PARTITIONS_MAX):
-            group = run.partitions[first : first + _SWEEP_PARTITIONS_MAX]
-            works = []
-            for row in group:
-                if topic is None or request.is_cancelled or self._stopping:
+        try:
+            for first in range(0, len(run.partitions), _SWEEP_PARTITIONS_MAX):
+                await self._run_group(request, run.partitions[first : first + _SWEEP_PARTITIONS_MAX])
+        finally:
+            for row in run.partitions:  # whoever waits for the run learns that it is over
+                if row.state not in _FINAL:
                     row.state = "cancelled"
-                    continue
-                try:
-                    partition = self.partitions.get(topic, row.partition)
-                except FirnError as error:
-                    row.state, row.reason = "failed", error.message
-                    continue
-                works.append(_Work(partition, row, with_active=run.force, force=run.force))
-            await self._compact(works, lambda: request.is_cancelled)
+
+    async def _run_group(self, request: _Request, rows: list[PartitionCompaction]) -> None:
+        run, works = request.run, []
+        topic = self.core.catalogue.by_id.get(run.topic_id)
+        for row in rows:
+            if topic is None or request.is_cancelled or self._stopping:
+                row.state = "cancelled"
+                continue
+            try:
+                partition = self.partitions.get(topic, row.partition)
+            except (FirnError, OSError) as error:
+                row.state, row.reason = "failed", str(error)
+                continue
+            works.append(_Work(partition, row, with_active=run.force, force=run.force))
+        await self._compact(works, lambda: request.is_cancelled)
 
     async def _run_due(self) -> bool:
         works = []
         for due, topic, number in self._due()[:_SWEEP_PARTITIONS_MAX]:
             try:
                 partition = self.partitions.get(topic, number)
-            except FirnError:
+            except (FirnError, OSError):
                 continue  # parked: its own retry tells
             _log.info("compacting %s/%d: %s", topic.name, number, due.reason)
             works.append(_Work(partition, PartitionCompaction(number), due.with_active, force=False))
@@ -176,21 +204,51 @@ class Scheduler:
         if not works:
             return
         for work in works:
-            partition = work.partition
-            if partition.pending:
-                last = partition.pending[-1]
-                await self.flusher.wait(last.position + last.size)
-            await self.sealer.settled(partition)
-            partition.compacting = True
-            partition.state.last_started_ms = self.core.clock.now_ms()
+            work.partition.compacting = True
+            work.partition.state.last_started_ms = self.core.clock.now_ms()
             work.result.state = "running"
         try:
+            await self._dispatched(works)
+            for work in works:
+                self._take(work)
             loop = asyncio.get_running_loop()
             await loop.run_in_executor(self._threads, self._work, works, is_cancelled)
+        except Exception as error:
+            # A bug, or a broken index: these partitions keep their old state and are tried again with back-off.
+            _log.exception("compaction")
+            self.core.metrics["scheduler_errors"] += 1
+            for work in works:
+                if work.result.state not in _FINAL:
+                    work.result.state, work.result.reason = "failed", f"{type(error).__name__}: {error}"
         finally:
             for work in works:
+                if work.result.state not in _FINAL:
+                    work.result.state, work.result.reason = "cancelled", "cancelled"
                 work.partition.compacting = False
-                self._finish(work)
+                try:
+                    self._finish(work)
+                except (FirnError, OSError) as error:
+                    _log.error("after a compaction of %s: %s", work.partition.topic.name, error)
+
+    async def _dispatched(self, works: list[_Work]) -> None:
+        """Wait, for a bounded time, until what was appended before now is dispatched."""
+        pending = [work.partition.pending[-1] for work in works if work.partition.pending]
+        if not pending or self._stopping:
+            return
+        position = max(last.position + last.size for last in pending)
+        self._waiting = asyncio.get_running_loop().create_task(self.flusher.wait(position))
+        await asyncio.wait([self._waiting], timeout=_DISPATCH_WAIT_S)
+        self._waiting.cancel()
+        await asyncio.gather(self._waiting, return_exceptions=True)
+        self._waiting = None
+
+    def _take(self, work: _Work) -> None:
+        """Note what only the event loop may look at: appends and seals go on while the thread works."""
+        partition = work.partition
+        work.start, work.end = partition.unsealed_start, partition.dispatched_end
+        work.dirty_before = partition.state.dirty_bytes
+        active = () if partition.active is None else (partition.active,)
+        work.unsealed = (*partition.sealing, *active)
 
     def _work(self, works: list[_Work], is_cancelled: Callable[[], bool]) -> None:
         """In the compactor thread."""
@@ -198,8 +256,11 @@ class Scheduler:
         for work in works:
             try:
                 jobs.append(self._job(work))
-            except (FirnError, OSError) as error:
-                work.result.state, work.result.reason = "failed", str(error)
+            except Exception as error:  # this partition's alone, whatever it is
+                _log.warning(
+                    "%s/%d: not compacted", work.partition.topic.name, work.partition.number, exc_info=error
+                )
+                work.result.state, work.result.reason = "failed", f"{type(error).__name__}: {error}"
         settings = self.core.settings
         compact(
             jobs,
@@ -213,26 +274,20 @@ class Scheduler:
 
     def _job(self, work: _Work) -> Job:
         partition, spec = work.partition, work.partition.topic.spec.compaction
-        end = (
-            partition.dispatched_end
-            if work.with_active
-            else min(partition.unsealed_start, partition.dispatched_end)
-        )
+        end = work.end if work.with_active else min(work.start, work.end)
         upto = self._old_enough(partition, end, spec.min_lag_ms)
-        work.end, work.dirty_before = partition.dispatched_end, partition.state.dirty_bytes
         work.upto = max(upto, partition.horizon)
-        work.result.records_kept_by_min_lag = end - work.upto if spec.min_lag_ms else 0
-        start = partition.unsealed_start
+        work.result.records_kept_by_min_lag = max(end - work.upto, 0) if spec.min_lag_ms else 0
         active = None
-        if work.upto > start:
-            hi, word = self.partitions.active(partition).sorted(start, work.upto)
-            active = (hi, word, start)
-        work.dirty_left = sum(e.size for e in self._entries(partition, work.upto, work.end))
+        if work.upto > work.start:
+            hi, word = self._unsealed_rows(work)
+            active = (hi, word, work.start)
+        work.dirty_left = sum(e.size for e in self.partitions.entries(partition, work.upto, work.end))
         return Job(
             log=partition.log,
             upto=work.upto,
             active=active,
-            entries=lambda first, last: self._entries(partition, first, last),
+            entries=lambda first, last: self.partitions.entries(partition, first, last),
             delete_retention_ms=spec.delete_retention_ms,
             segment_bytes=spec.segment_bytes,
             memory_bytes=spec.memory_bytes,
@@ -240,13 +295,28 @@ class Scheduler:
             result=work.result,
         )
 
-    def _entries(self, partition: Partition, start: int, end: int) -> Iterator[Entry]:
-        while start < end:
-            entries = self.core.index.scan(*partition.key, start, end=end, limit=1024)
-            if not entries:
-                return
-            yield from entries
-            start = entries[-1].end_offset
+    def _unsealed_rows(self, work: _Work) -> tuple[U64, U64]:
+        """The key rows of [start, upto), counted from ``start``, in key index order.
+
+        From memory, where an active index and those being sealed cover the range without a gap; else from the
+        commit log, into an index of this compaction's own: the partition's belongs to the event loop.
+        """
+        start, upto = work.start, work.upto
+        his: list[U64] = []
+        words: list[U64] = []
+        at = start
+        for index in work.unsealed:
+            first, last = max(index.start, at), min(index.end, upto)
+            if first == at and at < last:
+                hi, word = index.sorted(at, last)
+                his.append(hi)
+                words.append(word + np.uint64((at - start) << 1))
+                at = last
+        if at < upto:
+            return self.partitions.load(work.partition, start, upto).sorted(start, upto)
+        if len(his) == 1:
+            return his[0], words[0]
+        return sort_key_index(np.concatenate(his), np.concatenate(words))
 
     def _old_enough(self, partition: Partition, end: int, min_lag_ms: int) -> int:
         """The end of the offsets whose batches were appended at least ``min_lag_ms`` ago: append times ascend."""
@@ -288,22 +358,12 @@ class Scheduler:
         )
         if partition.deleted:
             return
-        manifest, stats = partition.log.manifest, partition.log.stats()
+        manifest = partition.log.manifest
         if partition.active is not None:
             partition.active.drop_before(manifest.horizon)
-        state.last_result, state.last_reason, state.last_seconds = (
-            result.state,
-            result.reason or "",
-            result.seconds,
-        )
-        state.clean_bytes, state.clean_rows = stats.bytes, stats.live
-        delete_retention = partition.topic.spec.compaction.delete_retention_ms
-        covered, masked = stats.next_tombstone_ms, stats.oldest_masked_ms
-        state.next_tombstone_ms = (
-            -1 if covered is None or not stats.tombstones else covered + delete_retention
-        )
-        state.oldest_masked_ms = -1 if masked is None else masked
-        state.sealed_bytes = sum(d.bytes for d in manifest.dirty)
+        state.last_result, state.last_reason = result.state, result.reason or ""
+        state.last_seconds = result.seconds
+        note_clean(partition)
         self.core.metrics[f"compactions_{result.state}"] += 1
         self.core.metrics["compaction_bytes_written"] += result.bytes_written
         self.core.metrics["compaction_bytes_read"] += result.bytes_read
@@ -318,21 +378,7 @@ class Scheduler:
         if manifest.horizon > state.horizon:
             state.horizon = manifest.horizon
             state.dirty_bytes = max(0, state.dirty_bytes - work.dirty_before + work.dirty_left)
-            self._find_oldest(partition)
+            note_oldest(self.core, partition)
             self.held_back.discard(partition.key)
         partition.active_bytes = max(0, state.dirty_bytes - state.sealed_bytes)
         self.partitions.touch(partition)
-
-    def _find_oldest(self, partition: Partition) -> None:
-        state = partition.state
-        entry = self.core.index.find(*partition.key, partition.horizon)
-        state.oldest_position, state.oldest_ms, partition.active_since_ms = -1, -1, 0
-        if entry is None:
-            state.dirty_bytes = 0
-            return
-        try:
-            state.oldest_ms = parse_header(self.core.log.read(entry.position, 104)).append_timestamp
-        except (MalformedBatch, OSError):
-            state.oldest_ms = self.core.clock.now_ms()
-        state.oldest_position = entry.position
-        partition.active_since_ms = state.oldest_ms

@@ -4,13 +4,15 @@
 2. once all of its rows are dispatched (so durable in the log): a thread sorts it and writes its key index file
    and the manifest that names it;
 3. on the event loop: it leaves memory. Until then look-ups find its rows in memory.
+
+A compaction of the same partition may run meanwhile: it takes the rows from memory or from the file, whichever
+there is, and never waits for a seal, which on a full disk does not end before a compaction has made room.
 """
 
 import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
-from firn.errors import FirnError
 from firn_node.engine.core import Core
 from firn_node.engine.flusher import Flusher
 from firn_node.engine.partition import Partition
@@ -64,12 +66,6 @@ class Sealer:
         task = asyncio.get_running_loop().create_task(self._finish(partition, active, size, before))
         self._tasks[partition.key] = task
 
-    async def settled(self, partition: Partition) -> None:
-        """Return when nothing of the partition is being sealed."""
-        task = self._tasks.get(partition.key)
-        if task is not None:
-            await asyncio.wait([task])
-
     async def stop(self) -> None:
         """End at the next safe point; what is not sealed is rebuilt at first use."""
         self._stopping = True
@@ -85,13 +81,13 @@ class Sealer:
             await asyncio.wait([before])
         await self._flusher.wait(self._core.log.written_end)
         loop = asyncio.get_running_loop()
-        while partition.compacting and not partition.deleted:
-            await asyncio.sleep(0.05)
         while not partition.deleted:
             try:
                 await loop.run_in_executor(self._threads, self._write, partition, active, size)
                 break
-            except (OSError, FirnError) as error:
+            except (
+                Exception
+            ) as error:  # this task's boundary: its rows stay in memory, the next try may succeed
                 _log.error(
                     "%s/%d: sealing failed, trying again: %s", partition.topic.name, partition.number, error
                 )
