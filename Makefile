@@ -9,7 +9,7 @@ export UV_PROJECT_ENVIRONMENT := .venv
 export UV_PYTHON_DOWNLOADS := never
 export UV_NO_PROGRESS := 1
 
-.PHONY: help setup demo test check bench fmt clean
+.PHONY: help setup demo test check bench bench-quick fmt clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1	\2/' | expand -t 12
@@ -44,8 +44,11 @@ fmt: setup  ## format, and fix what can be fixed
 	@$(RUN)/ruff format .
 	@$(RUN)/ruff check --fix .
 
-bench: setup  ## measure firn (one script per claim, in benchmarks/)
-	@for script in benchmarks/bench_*.py; do test -e "$$script" || continue; $(RUN)/python "$$script" || exit 1; done
+bench: setup  ## measure firn beside Apache Kafka: the table of docs/benchmarks.md (hours; needs Java for Kafka)
+	@$(RUN)/python -m benchmarks --json build/bench.json $(BENCH)
+
+bench-quick: setup  ## the same measurements, small: does the harness still work?
+	@$(RUN)/python -m benchmarks --quick --json build/bench-quick.json $(BENCH)
 
 clean:  ## remove .venv and caches
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

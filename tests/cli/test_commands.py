@@ -60,7 +60,7 @@ def test_a_topic_that_exists_is_not_created_again(firn: Run, topic: str) -> None
         (["status", "--timeout", "5"], "duration"),
         (["status", "-o", "xml"], "json"),
         (["nonsense"], "nonsense"),
-        (["get", "x"], "KEY"),
+        (["get", "x"], "Missing argument 'key'"),
     ],
 )
 def test_wrong_usage_is_2_and_names_what_is_wrong(bare: Run, arguments: list[str], named: str) -> None:

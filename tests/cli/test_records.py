@@ -3,13 +3,11 @@
 import json
 import os
 import re
-import subprocess
-import sys
 import time
 from typing import Any
 
 from firn_node.demo.process import BrokerProcess
-from support.firn_cli.calls import Run
+from support.firn_cli.calls import Ended, Run, Running
 
 
 def lines(output: bytes) -> list[Any]:
@@ -54,19 +52,11 @@ def test_acks_are_one_line_a_record_in_input_order(firn: Run, topic: str) -> Non
 
 
 def test_an_ack_comes_at_once_while_the_input_is_still_open(broker: BrokerProcess, topic: str) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "firn_node", "--broker", broker.address, "produce", topic, "--acks"],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdin is not None
-    assert process.stdout is not None
-    for number in range(3):
-        process.stdin.write(b"k\tv%d\n" % number)
-        process.stdin.flush()
-        assert process.stdout.readline() == b'{"partition":0,"offset":%d}\n' % number
-    process.stdin.close()
-    assert process.stdout.read() == b""
-    assert process.wait(20) == 0
+    with Running("produce", topic, "--acks", address=broker.address) as running:
+        for number in range(3):
+            running.write(b"k\tv%d\n" % number)
+            assert running.line() == b'{"partition":0,"offset":%d}\n' % number
+        assert running.end() == Ended(0, b"", b"")
 
 
 def test_a_bad_line_is_named_and_what_came_before_is_written_and_counted(firn: Run, topic: str) -> None:
@@ -149,16 +139,11 @@ def test_a_group_goes_on_behind_what_it_printed(firn: Run, topic: str) -> None:
 def test_follow_prints_records_as_they_come_and_ends_by_a_signal(
     broker: BrokerProcess, firn: Run, topic: str
 ) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "firn_node", "--broker", broker.address, "consume", topic, "--follow", "--group", "g"],
-        stdout=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    for number in range(2):
-        firn("produce", topic, input=b"k\tv%d\n" % number)
-        assert json.loads(process.stdout.readline())["offset"] == number
-    process.terminate()
-    assert process.wait(20) == 0
+    with Running("consume", topic, "--follow", "--group", "g", address=broker.address) as running:
+        for number in range(2):
+            firn("produce", topic, input=b"k\tv%d\n" % number)
+            assert json.loads(running.line())["offset"] == number
+        assert running.stop() == Ended(0, b"", b"")
     assert firn("consume", topic, "--group", "g").stdout == b""
 
 
@@ -166,16 +151,12 @@ def test_a_reader_that_closes_the_pipe_hears_no_complaint(
     broker: BrokerProcess, firn: Run, topic: str
 ) -> None:
     firn("produce", topic, input=b"".join(b"k%d\t%s\n" % (i, b"v" * 500) for i in range(5000)))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "firn_node", "--broker", broker.address, "consume", topic],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    assert process.stderr is not None
-    assert json.loads(process.stdout.readline())["offset"] == 0
-    process.stdout.close()
-    assert process.wait(20) == 0
-    assert process.stderr.read() == b""
+    with Running("consume", topic, address=broker.address) as running:
+        assert json.loads(running.line())["offset"] == 0
+        running.close_stdout()
+        assert running.process.wait(20) == 0
+        assert running.process.stderr is not None
+        assert running.process.stderr.read() == b""
 
 
 def test_get_gives_the_bytes_of_the_newest_value(firn: Run, topic: str) -> None:

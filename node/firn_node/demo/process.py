@@ -15,7 +15,7 @@ class BrokerProcess:
     """One broker on a fixed data folder; each start takes a free port."""
 
     def __init__(self, data: Path, *options: str) -> None:
-        self._data = data
+        self.data = data
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         self.address = ""
@@ -26,7 +26,7 @@ class BrokerProcess:
         Errors: RuntimeError with the broker's own words when it does not get ready.
         """
         began = time.perf_counter()
-        command = [sys.executable, "-m", "firn_node", "up", "--data", str(self._data)]
+        command = [sys.executable, "-m", "firn_node", "up", "--data", str(self.data)]
         command += ["--listen", "127.0.0.1:0", "--print-ready", *self._options]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
         line = self._first_line(began + READY_SECONDS)

@@ -53,7 +53,7 @@ def inspect_segment(
             layout = Layout(rows=footer.rows, batches=footer.batches, bytes=footer.batches_bytes)
             if footer.kind == KIND_KEYS:
                 report.kind = "key index"
-            report.facts.update(asdict(footer))
+            report.facts.update({name: value for name, value in asdict(footer).items() if name != "kind"})
         if layout is not None:
             if size != layout.footer_position + FOOTER_BYTES:
                 report.damaged(

@@ -64,7 +64,7 @@ def _open_copy(audit: "Audit", folder: str, kind: str, copy: str) -> PartitionIn
 
 def _damaged(audit: "Audit", source: str, error: Exception, copy: str) -> None:
     """Name the file of the index that an error names, by its real place."""
-    folder, kind = os.path.split(source)
+    kind = os.path.basename(source)
     text = str(error).replace(os.path.join(copy, kind), source)
     names = [os.path.join(source, name) for name in sorted(os.listdir(source)) if name in text]
     audit.damaged(names[0] if names else source, f"the {kind} index cannot be read: {text}")
@@ -78,7 +78,9 @@ def _check_one(audit: "Audit", source: str, index: PartitionIndex, copy: str) ->
                 _check_entries(audit, source, index, partition, batches)
             elif batches[0].position < index.checkpoint:
                 # Topics that were deleted leave their bytes in the log and nothing in the index.
-                audit.notes.append(f"{source}: nothing of topic {partition[0]} partition {partition[1]}: deleted")
+                audit.notes.append(
+                    f"{source}: nothing of topic {partition[0]} partition {partition[1]}: deleted"
+                )
         for _ in index.states():
             pass
         for _ in index.producers():
@@ -88,7 +90,9 @@ def _check_one(audit: "Audit", source: str, index: PartitionIndex, copy: str) ->
     except (FirnError, OSError) as error:
         _damaged(audit, source, error, copy)
     if index.checkpoint > audit.log_end and audit.log:
-        audit.damaged(source, "the index is ahead of the commit log", expected=audit.log_end, found=index.checkpoint)
+        audit.damaged(
+            source, "the index is ahead of the commit log", expected=audit.log_end, found=index.checkpoint
+        )
 
 
 def _check_entries(
@@ -105,7 +109,9 @@ def _check_entries(
                 continue
             at = by_position.get(entry.position)
             last = at
-            while last is not None and last < len(batches) and batches[last].last_offset + 1 < entry.end_offset:
+            while (
+                last is not None and last < len(batches) and batches[last].last_offset + 1 < entry.end_offset
+            ):
                 last += 1
             is_right = (
                 at is not None
@@ -125,7 +131,9 @@ def _check_entries(
         offset = entries[-1].end_offset
     missing = next((b for b in batches if b.last_offset >= covered and b.position < index.checkpoint), None)
     if missing is not None:
-        audit.damaged(source, f"{where}: offset {missing.base_offset} is in the commit log and not in the index")
+        audit.damaged(
+            source, f"{where}: offset {missing.base_offset} is in the commit log and not in the index"
+        )
 
 
 def _check_mirror(audit: "Audit", folder: str, opened: list[PartitionIndex]) -> None:
@@ -135,4 +143,6 @@ def _check_mirror(audit: "Audit", folder: str, opened: list[PartitionIndex]) -> 
         for difference in differences:
             audit.damaged(folder, f"the two indexes differ: {difference}")
     elif differences:  # after a crash one may be behind, or hold what came after its checkpoint
-        audit.notes.append(f"{folder}: the two indexes differ, the next start replays the log: {differences[0]}")
+        audit.notes.append(
+            f"{folder}: the two indexes differ, the next start replays the log: {differences[0]}"
+        )
