@@ -289,7 +289,8 @@ class SimDisk:
         if inode.dirty or inode.is_resized:
             sizes.append(len(inode.live))
             if sectors:
-                sizes.append(min(len(inode.live), (max(sectors) + 1) * SECTOR))
+                least, most = sorted((len(inode.durable), len(inode.live)))
+                sizes.append(min(max((max(sectors) + 1) * SECTOR, least), most))
         size = self.random.choice(sizes)
         inode.durable = _merged(inode, sectors, size)
         inode.live = bytearray(inode.durable)
