@@ -9,7 +9,7 @@ export UV_PROJECT_ENVIRONMENT := .venv
 export UV_PYTHON_DOWNLOADS := never
 export UV_NO_PROGRESS := 1
 
-.PHONY: help setup demo test check bench bench-quick fmt clean
+.PHONY: help setup demo test check bench bench-quick drill fmt clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1	\2/' | expand -t 12
@@ -49,6 +49,9 @@ bench: setup  ## measure firn beside Apache Kafka: the table of docs/benchmarks.
 
 bench-quick: setup  ## the same measurements, small: does the harness still work?
 	@$(RUN)/python -m benchmarks --quick --json build/bench-quick.json $(BENCH)
+
+drill: setup  ## kill a broker under load 200 times and check that nothing is lost (about ten minutes)
+	@$(RUN)/python benchmarks/drill_sigkill.py
 
 clean:  ## remove .venv and caches
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
