@@ -435,17 +435,17 @@ class Broker:
     async def _housekeeping(self) -> None:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
-            with _reported("the check of the disk"):
+            with self._reported("the check of the disk"):
                 self._check_disk()
-            with _reported("housekeeping"):
+            with self._reported("housekeeping"):
                 self._snapshots.expire()
                 self._sealer.check_budget()
             if self._states_known:
-                with _reported("retention"):
+                with self._reported("retention"):
                     await self._retain()
-            with _reported("the key query index"):
+            with self._reported("the key query index"):
                 await self._in_thread(self.core.key_query.build_missing, 1)
-            with _reported("the expiry of producers"):
+            with self._reported("the expiry of producers"):
                 await self._expire_producers()
 
     async def _expire_producers(self) -> None:
@@ -495,7 +495,7 @@ class Broker:
             behind = self.core.dispatched_position - self.core.index.checkpoint
             late = (loop.time() - last) * 1000 >= self.settings.checkpoint_ms
             if behind >= self.settings.checkpoint_bytes or (late and (behind or self.partitions.touched)):
-                with _reported("checkpoint"):
+                with self._reported("checkpoint"):
                     await self.checkpoint()
                 last = loop.time()
 
@@ -540,7 +540,7 @@ class Broker:
     async def _scan_states(self) -> None:
         """After start: learn what is to be scheduled, and remove what belongs to no topic."""
         while not self._states_known:
-            with _reported("state scan"):
+            with self._reported("state scan"):
                 await self._scan_states_once()
                 self._states_known = True
                 return
@@ -563,6 +563,22 @@ class Broker:
             if not name.isdigit() or int(name) not in self.core.catalogue.by_id:
                 await self._in_thread(self._disk.remove_tree, f"{folder}/{name}")
 
+    @contextlib.contextmanager
+    def _reported(self, what: str) -> Iterator[None]:
+        """A background task's boundary: what goes wrong is logged, counted and shown, and the task goes on."""
+        health = self.core.health
+        try:
+            yield
+        except Exception as error:
+            expected = isinstance(error, OSError | FirnError)
+            _log.error("%s failed, trying again: %s", what, error, exc_info=None if expected else error)
+            self.metrics[f"{what.removeprefix('the ').replace(' ', '_')}_failures"] += 1
+            health.troubles[what] = str(error)
+            if self.core.log.is_broken:  # a sync of this task failed: the same as one of the flusher's
+                health.fail(f"{what}: fsync failed: {error}; the page cache cannot be trusted")
+        else:
+            health.troubles.pop(what, None)
+
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a function in a thread; ``stop`` waits for it even when its caller was cancelled."""
         future = asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *arguments))
@@ -573,14 +589,3 @@ class Broker:
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self._tasks = [t for t in self._tasks if not t.done()]
         self._tasks.append(asyncio.get_running_loop().create_task(coroutine))
-
-
-@contextlib.contextmanager
-def _reported(what: str) -> Iterator[None]:
-    """A background task's boundary: what goes wrong is logged, and the task goes on."""
-    try:
-        yield
-    except (OSError, FirnError) as error:
-        _log.error("%s failed, trying again: %s", what, error)
-    except Exception:
-        _log.exception("%s failed, trying again", what)

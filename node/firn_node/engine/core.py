@@ -25,12 +25,22 @@ class Health:
     read_only: str | None = None  # the disk is full; goes away by itself once there is room
     failed: str | None = None  # an fsync or a bug: stop, restart from disk
     index_error: str | None = None  # dispatch stands still
+    # Tasks in the background that failed and are tried again: what -> why. Each goes with its next success.
+    troubles: dict[str, str] = field(default_factory=dict)
     stopped: "asyncio.Event" = field(default_factory=asyncio.Event)  # set with `failed`
 
     def fail(self, reason: str) -> None:
         if self.failed is None:
             self.failed = reason
             self.stopped.set()
+
+    @property
+    def reason(self) -> str | None:
+        """The one sentence of ``firn status``: the worst first."""
+        troubles = "; ".join(
+            f"{what} failed, it is tried again: {why}" for what, why in self.troubles.items()
+        )
+        return self.failed or self.read_only or self.index_error or troubles or None
 
     def check_serving(self) -> None:
         if self.failed is not None:

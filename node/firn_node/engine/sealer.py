@@ -81,6 +81,7 @@ class Sealer:
             await asyncio.wait([before])
         await self._flusher.wait(self._core.log.written_end)
         loop = asyncio.get_running_loop()
+        trouble = f"sealing {partition.topic.name}/{partition.number}"
         while not partition.deleted:
             try:
                 await loop.run_in_executor(self._threads, self._write, partition, active, size)
@@ -92,7 +93,9 @@ class Sealer:
                     "%s/%d: sealing failed, trying again: %s", partition.topic.name, partition.number, error
                 )
                 self._core.metrics["seal_failures"] += 1
+                self._core.health.troubles[trouble] = str(error)
                 await asyncio.sleep(_RETRY_S)
+        self._core.health.troubles.pop(trouble, None)
         if active in partition.sealing:
             partition.sealing.remove(active)
         partition.state.sealed_bytes = sum(d.bytes for d in partition.log.manifest.dirty)

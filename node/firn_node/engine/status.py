@@ -8,8 +8,6 @@ from firn_node.engine.core import Core
 from firn_node.engine.partition import DirtyState, Partition
 from firn_node.engine.partitions import Partitions
 
-_RAW_ENTRIES_MAX = 100_000
-
 
 def broker_row(core: Core, *, state: str, address: str) -> dict[str, Any]:
     health = core.health
@@ -28,7 +26,7 @@ def broker_row(core: Core, *, state: str, address: str) -> dict[str, Any]:
         "lag_seconds": 0.0,
         "state": state,
         "read_only": health.read_only is not None or health.failed is not None,
-        "reason": health.failed or health.read_only or health.index_error,
+        "reason": health.reason,
     }
 
 
@@ -44,10 +42,12 @@ def partition_row(core: Core, partitions: Partitions, topic: TopicInfo, number: 
     """One partition, without opening it when it is not in use."""
     key = (topic.topic_id, number)
     opened = partitions.opened(*key)
-    state = opened.state if opened is not None else partitions.states.get(key, DirtyState())
-    latest = opened.dispatched_end if opened is not None else state.next_offset
-    horizon = opened.horizon if opened is not None else state.horizon
+    state = partitions.state_of(*key)
     bounds = core.index.bounds(*key, core.log.start)
+    if opened is not None:
+        latest, horizon = opened.dispatched_end, opened.horizon
+    else:
+        latest, horizon = max(state.next_offset, bounds[1] if bounds else 0), state.horizon
     eligible = state.dirty_bytes + state.clean_bytes
     return {
         "partition": number,
@@ -56,7 +56,7 @@ def partition_row(core: Core, partitions: Partitions, topic: TopicInfo, number: 
         "horizon": horizon,
         "live_records": state.clean_rows + latest - horizon,
         "dirty_ratio": round(state.dirty_bytes / eligible, 4) if eligible else 0.0,
-        "raw_bytes": _raw_bytes(core, key, bounds),
+        "raw_bytes": partitions.raw_bytes.of(key, bounds, state.raw_bytes),
         "compacted_bytes": state.clean_bytes,
         "last_compaction": _last_compaction(state),
         "state": _state(opened),
@@ -79,10 +79,3 @@ def _last_compaction(state: DirtyState) -> dict[str, Any] | None:
         "result": state.last_result,
         "reason": state.last_reason or None,
     }
-
-
-def _raw_bytes(core: Core, key: tuple[int, int], bounds: tuple[int, int] | None) -> int:
-    if bounds is None:
-        return 0
-    entries = core.index.scan(*key, bounds[0], limit=_RAW_ENTRIES_MAX)
-    return sum(entry.size for entry in entries)

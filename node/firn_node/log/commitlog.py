@@ -352,7 +352,11 @@ class CommitLog(LogReader):
                 slot = Slot(
                     self._counter, active.start, new_start, self._durable_end, view.end, self._append_ms
                 )
-                write_slot(active.file, slot)
+                try:
+                    write_slot(active.file, slot)
+                except OSError:
+                    self._counter -= 1  # the next slot goes where this one is torn, never over the other one
+                    raise
                 with self._lock:
                     self._unsynced[active.start] = active
                     self._view = View(view.starts[gone:], view.segments[gone:], view.end)
