@@ -9,10 +9,10 @@ from engine_kit import run
 from hopping_kit import HISTORY, Rules, Tally, WrongMap, dense_history, play
 from hypothesis import HealthCheck, given, note, settings
 
-SEEDS = range(20)
+SEEDS = range(30)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(HISTORY)
 def test_every_reader_ends_with_a_right_map_or_is_told_to_start_anew(history):
     note(f"history: {history!r}")
