@@ -231,6 +231,8 @@ def test_partitions_dropped_from_memory_lose_nothing(tmp_path, monkeypatch, seed
                     for p in range(count):
                         assert await kit.read("t", partition=p, snapshot=snapshot.id)
                     kit.broker.close_snapshot(snapshot.id)
+            while any(partition.sealing for partition in kit.broker.partitions):
+                await asyncio.sleep(0.01)
             await kit.broker.checkpoint()
             assert len(kit.broker.partitions) <= 4
             for p in range(count):

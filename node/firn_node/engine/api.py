@@ -143,10 +143,12 @@ class CompactionRun:
     force: bool
     partitions: list[PartitionCompaction]
     engine: str = "broker"
+    # False from the request until status, reads and `get` know of the last partition's swap.
+    is_settled: bool = True
 
     @property
     def is_done(self) -> bool:
-        return all(p.state in ("done", "failed", "cancelled") for p in self.partitions)
+        return self.is_settled and all(p.state in ("done", "failed", "cancelled") for p in self.partitions)
 
     def document(self) -> dict[str, Any]:
         return {
@@ -159,8 +161,8 @@ class CompactionRun:
         states = {p.state for p in self.partitions}
         for state in ("running", "waiting", "failed", "cancelled"):
             if state in states:
-                return state
-        return "done"
+                return state if self.is_settled or state == "waiting" else "running"
+        return "done" if self.is_settled else "running"
 
 
 def outcomes_or_raise(outcomes: Sequence[Outcome]) -> list[Appended]:

@@ -17,6 +17,7 @@ from firn_node.engine.api import TopicInfo
 from firn_node.engine.core import Core
 from firn_node.engine.partition import DirtyState, Partition, unpack_state
 from firn_node.engine.producers import ProducerRow, unpack_row
+from firn_node.engine.rawbytes import RawBytes
 from firn_node.index import Entry
 from firn_node.kernels import ActiveIndex, fingerprint
 
@@ -38,6 +39,7 @@ class Partitions:
         # Every partition with something to schedule, open or not: scanned after start, kept up by the engine.
         self.states: dict[tuple[int, int], DirtyState] = {}
         self._is_evicting = False
+        self.raw_bytes = RawBytes(core.index)
 
     def __iter__(self) -> Iterator[Partition]:
         return iter(list(self._open.values()))
@@ -244,6 +246,15 @@ class Partitions:
             del self.states[key]
         self.touched = {key for key in self.touched if key[0] != topic.topic_id}
         return gone
+
+    def state_of(self, topic_id: int, number: int) -> DirtyState:
+        """The partition's state row, whether it is open, scanned after the start, or neither."""
+        opened = self._open.get((topic_id, number))
+        known = opened.state if opened is not None else self.states.get((topic_id, number))
+        if known is None:
+            stored = self._core.index.state(topic_id, number)
+            known = unpack_state(stored) if stored else DirtyState()
+        return known
 
     def touch(self, partition: Partition) -> None:
         """The state row has changed. A deleted topic's stays away: it would hold back retention for ever."""

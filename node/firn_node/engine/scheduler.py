@@ -98,6 +98,7 @@ class Scheduler:
             return known.run
         rows = [PartitionCompaction(number) for number in range(topic.spec.partitions)]
         run = CompactionRun(self.core.randomness.bytes(4).hex(), topic.name, topic.topic_id, force, rows)
+        run.is_settled = False
         request = _Request(run)
         self.requests[topic.topic_id] = request
         self._queue.append(request)
@@ -146,6 +147,7 @@ class Scheduler:
             for row in run.partitions:  # whoever waits for the run learns that it is over
                 if row.state not in _FINAL:
                     row.state = "cancelled"
+            run.is_settled = True
 
     async def _run_group(self, request: _Request, rows: list[PartitionCompaction]) -> None:
         run, works = request.run, []
