@@ -1,0 +1,77 @@
+"""A firn broker as a user starts it: ``firn up`` on loopback, in its own process."""
+
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks.processes import cpu_seconds, forget_peak, memory_mb
+
+READY_S = 120.0
+
+
+class FirnBroker:
+    """One broker on a fixed data folder. ``options`` are further flags of ``firn up``."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        self.address = ""
+        self._options = options
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> float:
+        """Seconds from the start of the process until it takes writes."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        firn = Path(sys.executable).with_name("firn")
+        command = [str(firn), "up", "--data", str(self.folder / "data"), "--listen", "127.0.0.1:0"]
+        with (self.folder / "broker.log").open("ab") as log:
+            began = time.perf_counter()
+            self._process = subprocess.Popen(
+                [*command, "--print-ready", *self._options], stdout=subprocess.PIPE, stderr=log
+            )
+        stdout = self._process.stdout
+        assert stdout is not None
+        ready, _, _ = select.select([stdout], [], [], READY_S)
+        line = stdout.readline().decode() if ready else ""
+        seconds = time.perf_counter() - began
+        if not line.startswith("READY "):
+            self.kill()
+            raise RuntimeError(
+                f"the broker did not get ready, see {self.folder / 'broker.log'}; it said {line!r}"
+            )
+        self.address = line.split()[1]
+        return seconds
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the broker is not running"
+        return self._process.pid
+
+    def stop(self) -> float:
+        """SIGTERM; seconds until the process is gone."""
+        began = time.perf_counter()
+        self._end(signal.SIGTERM)
+        return time.perf_counter() - began
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(number)
+            process.wait(timeout=READY_S)
+            if process.stdout is not None:
+                process.stdout.close()
+
+    def cpu(self) -> float:
+        return cpu_seconds(self.pid)
+
+    def memory(self) -> tuple[float, float]:
+        """Resident MB now and at the peak."""
+        return memory_mb(self.pid)
+
+    def forget_peak(self) -> None:
+        forget_peak(self.pid)

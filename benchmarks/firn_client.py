@@ -1,0 +1,207 @@
+"""firn's side of each workload, by the Python client; run in a process of its own (``child.py``)."""
+
+import asyncio
+import importlib
+import random
+import time
+from typing import Any
+
+from benchmarks.processes import cpu_seconds, memory_mb
+
+from firn.client import Client
+from firn.client import blocking as twin
+from firn_node.bench import workloads
+from firn_node.bench.data import POOL, Data
+
+TIMEOUT_S = 600.0
+# No compaction but by force, and nothing leaves the raw log: what is measured is what was asked for.
+QUIET = {
+    "compaction": {
+        "minDirtyRatio": 1.0,
+        "backlogThreshold": "1024Gi",
+        "maxLag": "365d",
+        "maxSegmentAge": "24h",
+    },
+    "retention": {"time": "365d", "size": "1024Gi"},
+}
+
+
+def _client(address: str) -> Client:
+    return Client(address, timeout=TIMEOUT_S)
+
+
+async def create(address: str, topic: str, flush: str = "interval", partitions: int = 1) -> dict[str, Any]:
+    async with _client(address) as client:
+        await client.create_topic(topic, partitions=partitions, durability={"flush": flush}, **QUIET)
+    return {}
+
+
+async def delete(address: str, topic: str) -> dict[str, Any]:
+    async with _client(address) as client:
+        await client.delete_topic(topic)
+    return {}
+
+
+async def produce(
+    address: str, topic: str, records: int, keys: int, value_bytes: int, by: str = "send_many"
+) -> dict[str, float]:
+    """``by``: send, send_many."""
+    run = workloads.send_each if by == "send" else workloads.send_lists
+    async with _client(address) as client:
+        seconds = await run(client, topic, Data(records, keys, value_bytes))
+    return {"rate": records / seconds, "seconds": seconds}
+
+
+def produce_blocking(address: str, topic: str, records: int, keys: int, value_bytes: int) -> dict[str, float]:
+    """``send`` of the blocking client, one per record."""
+    data = Data(records, keys, value_bytes)
+    names, pool = data.key_list(0, records), data.pool
+    with twin.Client(address, timeout=TIMEOUT_S) as client:
+        producer = client.producer(topic)
+        began = time.perf_counter()
+        for i in range(records):
+            producer.send(names[i], pool[i % POOL])
+        producer.flush()
+        seconds = time.perf_counter() - began
+    return {"rate": records / seconds, "seconds": seconds}
+
+
+async def one_at_a_time(address: str, topic: str, count: int, value_bytes: int) -> dict[str, float]:
+    async with _client(address) as client:
+        found = await workloads.send_one_at_a_time(client, topic, count, value_bytes)
+    return {"p50_ms": found.ms(0.5), "p99_ms": found.ms(0.99)}
+
+
+async def in_flight(address: str, topic: str, count: int, value_bytes: int, depth: int) -> dict[str, float]:
+    async with _client(address) as client:
+        seconds = await workloads.send_in_flight(client, topic, count, value_bytes, depth)
+    return {"rate": count / seconds}
+
+
+async def read(address: str, topic: str, records: int, by: str, view: str = "raw") -> dict[str, float]:
+    """``by``: records, pages, arrow."""
+    run = {"records": workloads.read_records, "pages": workloads.read_pages, "arrow": workloads.read_arrow}[
+        by
+    ]
+    async with _client(address) as client:
+        count, seconds = await run(client, topic, view=view)
+    workloads.checked_count(count, records, f"reading {topic} by {by}")
+    return {"rate": count / seconds, "seconds": seconds}
+
+
+async def get_one_at_a_time(address: str, topic: str, keys: int, count: int) -> dict[str, float]:
+    async with _client(address) as client:
+        found = await workloads.get_one_at_a_time(client, topic, workloads.some_keys(keys, count))
+    return {"p50_ms": found.ms(0.5), "p99_ms": found.ms(0.99)}
+
+
+async def get_in_flight(address: str, topic: str, keys: int, count: int, depth: int) -> dict[str, float]:
+    async with _client(address) as client:
+        seconds = await workloads.get_in_flight(client, topic, workloads.some_keys(keys, count), depth)
+    return {"rate": count / seconds}
+
+
+async def get_many(address: str, topic: str, keys: int, count: int) -> dict[str, float]:
+    async with _client(address) as client:
+        seconds = await workloads.get_lists(client, topic, workloads.some_keys(keys, count))
+    return {"rate": count / seconds}
+
+
+async def compact(
+    address: str, topic: str, pid: int, live: int | None = None, force: bool = True
+) -> dict[str, Any]:
+    """A compaction with the broker's CPU seconds; ``live``: rows that must be left."""
+    async with _client(address) as client:
+        before = cpu_seconds(pid)
+        document, seconds = await workloads.compact(client, topic, force=force)
+        cpu = cpu_seconds(pid) - before
+    parts = document["partitions"]
+    if live is not None:
+        workloads.checked_count(sum(part["records_after"] for part in parts), live, f"compacting {topic}")
+    names = ("bytes_before", "bytes_after", "bytes_read", "bytes_written", "rounds")
+    sums = {name: sum(part[name] for part in parts) for name in names}
+    return {"seconds": seconds, "cpu_s": cpu, "own_seconds": max(part["seconds"] for part in parts), **sums}
+
+
+async def produce_spread(
+    address: str, topic: str, records: int, value_bytes: int, partitions: int, batch: int
+) -> dict[str, float]:
+    """``send_many`` of ``batch`` records to one named partition after the other."""
+    data = Data(records, records, value_bytes)
+    keys, values = data.key_list(0, records), data.value_list(0, records)
+    order = random.Random(partitions).sample(range(partitions), min(partitions, 100_000))
+    async with _client(address) as client:
+        producer = client.producer(topic)
+        began = time.perf_counter()
+        for number, at in enumerate(range(0, records, batch)):
+            partition = order[number % len(order)]
+            await producer.send_many(keys[at : at + batch], values[at : at + batch], partition=partition)
+        await producer.flush()
+        seconds = time.perf_counter() - began
+        await producer.close()
+    return {"rate": records / seconds}
+
+
+async def light_queues(
+    address: str, topic: str, queues: int, value_bytes: int, probes: int
+) -> dict[str, float]:
+    """One record to each of ``queues`` light queues; then some of them are read by name."""
+    value = b"x" * value_bytes
+    step = 50_000
+    async with _client(address) as client:
+        producer = client.producer(topic)
+        seconds = 0.0
+        for start in range(0, queues, step):
+            count = min(step, queues - start)
+            names = [(f"device-{number}",) for number in range(start, start + count)]
+            keys = [b"%016d" % number for number in range(start, start + count)]
+            began = time.perf_counter()
+            await producer.send_many(keys, [value] * count, queues=names)
+            seconds += time.perf_counter() - began
+        began = time.perf_counter()
+        await producer.flush()
+        seconds += time.perf_counter() - began
+        read_ms = []
+        chosen = random.Random(queues)
+        for _ in range(probes):
+            number = chosen.randrange(queues)
+            began = time.perf_counter()
+            found = [
+                record.key async for record in client.reader(topic, queue=f"device-{number}", until_end=True)
+            ]
+            read_ms.append((time.perf_counter() - began) * 1e3)
+            if found != [b"%016d" % number]:
+                raise workloads.WrongResult(f"light queue {number} holds {found!r}")
+    return {"rate": queues / seconds, "read_p50_ms": sorted(read_ms)[probes // 2]}
+
+
+async def table(address: str, topic: str, keys: int) -> dict[str, float]:
+    """A ``Table`` of a topic: seconds until it is caught up, and what this process grew by."""
+    import os
+
+    before, _ = memory_mb(os.getpid())
+    async with _client(address) as client:
+        began = time.perf_counter()
+        found = await client.table(topic)
+        await found.caught_up()
+        seconds = time.perf_counter() - began
+        workloads.checked_count(len(found), keys, f"the table of {topic}")
+        now, peak = memory_mb(os.getpid())
+    return {"seconds": seconds, "memory_mb": now - before, "peak_mb": peak - before}
+
+
+async def latest(address: str, topic: str) -> dict[str, int]:
+    """The end of a topic: what it holds and has held."""
+    async with _client(address) as client:
+        document = await client.describe(topic)
+    return {"latest": sum(part["latest"] for part in document["partitions"])}
+
+
+async def settle(address: str) -> dict[str, Any]:
+    """Returns when the broker has dispatched everything that it has."""
+    async with _client(address) as client:
+        while True:
+            row = (await client.status())["brokers"][0]
+            if row["committed_position"] >= row["log_end"]:
+                return {}
+            await asyncio.sleep(0.02)

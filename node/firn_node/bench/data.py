@@ -1,0 +1,54 @@
+"""The records that every measurement writes: deterministic, so that two brokers get the same bytes.
+
+Keys are 16 digits. Record ``i`` has key number ``i * STRIDE % keys``: a prime stride walks through all keys before
+one comes again, in no order that sorting or compression could use. Values come from a small pool of random letters.
+"""
+
+import random
+from dataclasses import dataclass
+from functools import cached_property
+
+STRIDE = 2_654_435_761  # prime, so that it visits every key when the count of keys is not a multiple of it
+POOL = 1024
+_LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+
+def key_of(number: int) -> bytes:
+    return b"%016d" % number
+
+
+@dataclass(frozen=True)
+class Data:
+    """``records`` records over ``keys`` keys with values of ``value_bytes``."""
+
+    records: int
+    keys: int
+    value_bytes: int
+
+    @cached_property
+    def pool(self) -> list[bytes]:
+        """The values; record ``i`` has the one at ``i % POOL``."""
+        chosen = random.Random(self.value_bytes)
+        return [bytes(chosen.choices(_LETTERS, k=self.value_bytes)) for _ in range(POOL)]
+
+    def key_list(self, start: int, end: int) -> list[bytes]:
+        """The keys of records ``[start, end)``."""
+        keys = self.keys
+        return [b"%016d" % (i * STRIDE % keys) for i in range(start, end)]
+
+    def value_list(self, start: int, end: int) -> list[bytes]:
+        """The values of records ``[start, end)``."""
+        first = start % POOL
+        pool = self.pool[first:] + self.pool[:first]
+        times, rest = divmod(end - start, POOL)
+        return pool * times + pool[:rest]
+
+    @property
+    def live(self) -> int:
+        """Keys that have a record."""
+        return min(self.records, self.keys)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of keys and values."""
+        return self.records * (16 + self.value_bytes)
