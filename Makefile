@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml uv.lock
 	@test -x $(RUN)/python || $(PYTHON) -m venv .venv
 	@test "$$($(UV) --version 2>/dev/null | cut -d' ' -f2)" = "$(UV_VERSION)" || \
 	  $(RUN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@$(UV) sync --quiet --frozen --all-extras --inexact --python $(RUN)/python
+	@$(UV) sync --quiet --frozen --all-extras --inexact --compile-bytecode --python $(RUN)/python
 	@echo "setup: compiling the kernels (once a machine)"
 	@$(RUN)/python -m firn_node.kernels.warm
 	@touch $@
