@@ -83,6 +83,8 @@ async def read(address: str, topic: str, records: int, by: str, view: str = "raw
     run = {"records": workloads.read_records, "pages": workloads.read_pages, "arrow": workloads.read_arrow}[
         by
     ]
+    if by == "arrow":
+        importlib.import_module("pyarrow")  # half a second that is not the reader's
     async with _client(address) as client:
         count, seconds = await run(client, topic, view=view)
     workloads.checked_count(count, records, f"reading {topic} by {by}")

@@ -3,6 +3,7 @@
 The jars are kept in ``$FIRN_BENCH_CACHE`` (else ``~/.cache/firn-bench``), outside of the repository.
 """
 
+import importlib
 import os
 import re
 import shutil
@@ -89,6 +90,11 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _admin_module() -> Any:
+    """``confluent_kafka.admin``, imported when first needed: firn alone runs without it."""
+    return importlib.import_module("confluent_kafka.admin")
+
+
 class KafkaBroker:
     """One node on a fixed data folder."""
 
@@ -119,7 +125,6 @@ class KafkaBroker:
     def start(self) -> float:
         """Seconds from the start of the process until it answers a client."""
         from confluent_kafka import KafkaException
-        from confluent_kafka.admin import AdminClient
 
         with self._log.open("ab") as log:
             began = time.perf_counter()
@@ -127,7 +132,7 @@ class KafkaBroker:
                 ["java", *JVM, "-cp", f"{self._libs}/*", "kafka.Kafka", str(self._properties)],
                 stdout=log, stderr=log,
             )  # fmt: skip
-        self._admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
+        self._admin = _admin_module().AdminClient({"bootstrap.servers": self.address, "log_level": 0})
         while True:
             try:
                 self._admin.list_topics(timeout=1)
@@ -141,9 +146,8 @@ class KafkaBroker:
     def create_topic(
         self, name: str, settings: Mapping[str, str] | None = None, *, partitions: int = 1
     ) -> None:
-        from confluent_kafka.admin import NewTopic
-
-        topic = NewTopic(name, partitions, 1, config=dict(settings or {}))
+        admin = _admin_module()
+        topic = admin.NewTopic(name, partitions, 1, config=dict(settings or {}))
         self._admin.create_topics([topic])[name].result()
 
     def delete_topic(self, name: str) -> None:
@@ -151,12 +155,11 @@ class KafkaBroker:
 
     def set_topic(self, name: str, settings: Mapping[str, str]) -> None:
         """Change settings of a topic."""
-        from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
-
-        resource = ConfigResource(ConfigResource.Type.TOPIC, name)
+        admin = _admin_module()
+        resource = admin.ConfigResource(admin.ConfigResource.Type.TOPIC, name)
         for key, value in settings.items():
             resource.add_incremental_config(
-                ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+                admin.ConfigEntry(key, value, incremental_operation=admin.AlterConfigOpType.SET)
             )
         self._admin.incremental_alter_configs([resource])[resource].result()
 

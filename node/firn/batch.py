@@ -62,6 +62,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import cramjam
@@ -360,7 +361,9 @@ def columns_of(
         key_lengths = np.fromiter(map(len, keys), "<i4", n)
     except TypeError:
         at = next(i for i, key in enumerate(keys) if not isinstance(key, bytes | bytearray | memoryview))
-        raise Invalid(f"record {at}: the key is {keys[at]!r}; a key is bytes, and may be empty but not null") from None
+        raise Invalid(
+            f"record {at}: the key is {keys[at]!r}; a key is bytes, and may be empty but not null"
+        ) from None
     if any(value is None for value in values):
         value_lengths = np.fromiter((-1 if v is None else len(v) for v in values), "<i4", n)
         joined = b"".join([v for v in values if v is not None])
@@ -481,16 +484,22 @@ class Batch:
         """
         h, n = self.header, self.header.records
         if HEADER_BYTES + h.keys_bytes > len(self.data):
-            raise MalformedBatch(f"batch keys part: expected {h.keys_bytes} bytes, found {len(self.data) - HEADER_BYTES}")
+            raise MalformedBatch(
+                f"batch keys part: expected {h.keys_bytes} bytes, found {len(self.data) - HEADER_BYTES}"
+            )
         keys_stored, keys_plain, headers_stored, headers_plain, values_stored, values_plain, tags, queues = (
             np.frombuffer(self.data, "<u4", 8, HEADER_BYTES).tolist()
         )
         fixed = LENGTHS_BYTES + 2 * padded(4 * n) + 8 * n + (padded(4 * n) if h.is_sparse else 0)
         wanted = fixed + padded(keys_stored) + padded(tags) + padded(queues) + padded(headers_stored)
         if wanted != h.keys_bytes:
-            raise MalformedBatch(f"batch keys part: columns add up to {wanted} bytes, the header says {h.keys_bytes}")
+            raise MalformedBatch(
+                f"batch keys part: columns add up to {wanted} bytes, the header says {h.keys_bytes}"
+            )
         if padded(values_stored) != h.size - HEADER_BYTES - h.keys_bytes:
-            raise MalformedBatch(f"batch values: {values_stored} stored bytes do not fill the rest of the batch")
+            raise MalformedBatch(
+                f"batch values: {values_stored} stored bytes do not fill the rest of the batch"
+            )
         at = HEADER_BYTES + LENGTHS_BYTES
         key_lengths = np.frombuffer(self.data, "<i4", n, at)
         at += padded(4 * n)
@@ -528,12 +537,12 @@ class Batch:
     def key_list(self) -> list[bytes]:
         c = self.columns
         raw, starts = c.keys.tobytes(), c.key_starts().tolist()
-        return [raw[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+        return [raw[a:b] for a, b in pairwise(starts)]
 
     def value_list(self) -> list[bytes | None]:
         c = self.columns
         raw, starts = c.values.tobytes(), c.value_starts().tolist()
-        found: list[bytes | None] = [raw[a:b] for a, b in zip(starts, starts[1:], strict=False)]
+        found: list[bytes | None] = [raw[a:b] for a, b in pairwise(starts)]
         for at in np.flatnonzero(c.value_lengths < 0).tolist():
             found[at] = None
         return found
@@ -565,7 +574,9 @@ def _check_lengths(name: str, lengths: NDArray[np.int32], least: int, total: int
     if len(lengths) and int(lengths.min()) < least:
         at = int(lengths.argmin())
         what = "null keys are refused; " if name == "key" and int(lengths[at]) == -1 else ""
-        raise MalformedBatch(f"batch record {at}: {what}{name} length {int(lengths[at])}, expected {least} or more")
+        raise MalformedBatch(
+            f"batch record {at}: {what}{name} length {int(lengths[at])}, expected {least} or more"
+        )
     found = int(np.maximum(lengths, 0).sum(dtype=np.int64))
     if found != total:
         raise MalformedBatch(f"batch {name} lengths add up to {found}, the column has {total} bytes")
@@ -593,9 +604,13 @@ def check_limits(batch: Batch) -> None:
     h, c = batch.header, batch.columns
     if h.size > limits.BATCH_BYTES_MAX or h.records > limits.BATCH_RECORDS_MAX:
         raise LimitExceeded(
-            f"batch of {h.size} bytes and {h.records} records: at most {limits.BATCH_BYTES_MAX} and {limits.BATCH_RECORDS_MAX}"
+            f"batch of {h.size} bytes and {h.records} records: at most {limits.BATCH_BYTES_MAX} bytes "
+            f"and {limits.BATCH_RECORDS_MAX} records"
         )
-    for name, lengths, most in (("key", c.key_lengths, limits.KEY_BYTES_MAX), ("value", c.value_lengths, limits.VALUE_BYTES_MAX)):
+    for name, lengths, most in (
+        ("key", c.key_lengths, limits.KEY_BYTES_MAX),
+        ("value", c.value_lengths, limits.VALUE_BYTES_MAX),
+    ):
         if int(lengths.max()) > most:
             at = int(lengths.argmax())
             raise LimitExceeded(f"record {at}: a {name} of {int(lengths[at])} bytes; at most {most}")

@@ -1,6 +1,5 @@
 """CRC-32C (Castagnoli), the one checksum of every firn format. Hardware speed by google-crc32c."""
 
-
 import numpy as np
 from google_crc32c import value as _value
 

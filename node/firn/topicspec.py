@@ -7,7 +7,7 @@ Unknown fields are refused by name. ``clusterRef``, ``brokers``, ``forceCompacti
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, cast
+from typing import Any
 
 import yaml
 
@@ -87,7 +87,7 @@ def _count(value: object, *, field: str) -> int:
 
 def _flush(value: object, *, field: str) -> str:
     if value in ("sync", "interval"):
-        return cast(str, value)
+        return str(value)
     raise Invalid(f"{field}: expected sync or interval, found {value!r}")
 
 
@@ -144,9 +144,13 @@ def parse_spec(document: Mapping[str, Any] | None, *, replicas: int = 1) -> Topi
     if compaction.max_lag_ms <= 0 or compaction.max_lag_ms < compaction.min_lag_ms:
         raise Invalid("spec.compaction.maxLag: must be above 0s and not below minLag")
     if compaction.memory_bytes < 64 << 10:
-        raise Invalid(f"spec.compaction.memory: {size_text(compaction.memory_bytes)} is too little; at least 64Ki")
+        raise Invalid(
+            f"spec.compaction.memory: {size_text(compaction.memory_bytes)} is too little; at least 64Ki"
+        )
     if compaction.segment_bytes < 4 << 10:
-        raise Invalid(f"spec.compaction.segmentBytes: {size_text(compaction.segment_bytes)} is too little; at least 4Ki")
+        raise Invalid(
+            f"spec.compaction.segmentBytes: {size_text(compaction.segment_bytes)} is too little; at least 4Ki"
+        )
     durability = _section(document, "durability", _DURABILITY)
     durability.setdefault("min_in_sync", 2 if replicas >= 3 else 1)
     return TopicSpec(
@@ -208,7 +212,9 @@ def _parse_document(document: Any, replicas: int) -> TopicDocument:
     metadata = document.get("metadata")
     if not isinstance(metadata, Mapping):
         raise Invalid(f"metadata: expected a mapping with a name, found {metadata!r}")
-    return TopicDocument(check_topic_name(metadata.get("name")), parse_spec(document.get("spec"), replicas=replicas))
+    return TopicDocument(
+        check_topic_name(metadata.get("name")), parse_spec(document.get("spec"), replicas=replicas)
+    )
 
 
 def set_field(document: dict[str, Any], path: str, value: Any) -> None:

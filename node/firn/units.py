@@ -19,7 +19,9 @@ def duration_ms(text: object, *, field: str = "duration") -> int:
     match = _DURATION.fullmatch(text) if isinstance(text, str) else None
     value = int(match[1]) * _DURATION_MS[match[2]] if match else -1
     if not 0 <= value <= _INTEGER_MAX:
-        raise Invalid(f"{field}: {text!r} is not a duration; write one number and a unit, such as 500ms, 30s, 5m, 24h or 7d")
+        raise Invalid(
+            f"{field}: {text!r} is not a duration; write one number and a unit, such as 500ms, 30s, 5m, 24h or 7d"
+        )
     return value
 
 
@@ -33,7 +35,9 @@ def size_bytes(text: object, *, field: str = "size") -> int:
     match = _SIZE.fullmatch(text) if isinstance(text, str) else None
     value = int(match[1]) * _SIZE_BYTES[match[2]] if match else -1
     if not 0 <= value <= _INTEGER_MAX:
-        raise Invalid(f"{field}: {text!r} is not a size; write one number and a unit, such as 64Ki, 16Mi or 1Gi")
+        raise Invalid(
+            f"{field}: {text!r} is not a size; write one number and a unit, such as 64Ki, 16Mi or 1Gi"
+        )
     return value
 
 

@@ -135,7 +135,9 @@ class Assembler:
         if size is None or (isinstance(size, int) and size == len(data)):
             return Message(op, id, meta, data)
         if not isinstance(size, int) or size < len(data):
-            raise Invalid(f"frame: size {size!r} does not hold the {len(data)} bytes that came with it", id=id)
+            raise Invalid(
+                f"frame: size {size!r} does not hold the {len(data)} bytes that came with it", id=id
+            )
         if id in self._open:
             raise Invalid(f"frame: exchange {id} has an unfinished message", id=id)
         if self._bytes + size > self._bytes_max or len(self._open) >= self._open_max:
@@ -222,7 +224,9 @@ def items(data: Buffer, *, keys_only: bool = False) -> Iterator[Item]:
         if at + size > len(view):
             raise MalformedBatch(f"bulk read: a batch of {size} bytes announced, {len(view) - at} there")
         if masked is not None and len(masked) != header.records:
-            raise MalformedBatch(f"bulk read: a mask of {len(masked)} rows before a batch of {header.records}")
+            raise MalformedBatch(
+                f"bulk read: a mask of {len(masked)} rows before a batch of {header.records}"
+            )
         yield Item(Batch(view[at : at + size], header), masked)
         masked = None
         at += size

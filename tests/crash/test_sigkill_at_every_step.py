@@ -11,15 +11,18 @@ import tempfile
 from pathlib import Path
 
 import crash_child
-import firn_node
 import pytest
 from engine_kit import Kit, run, settings
+
+import firn_node
 from firn_node.engine.broker import Broker
 
 STEP = re.compile(r"(?:failpoints\.)?\bstep\(\s*f?\"([a-z0-9_.]+)\"")
 # Steps of paths that a kill does not lead to (a torn tail needs a lost page cache: tests/log has it on the
 # simulated disk; the index on files and migration: tests/index).
-ELSEWHERE = re.compile(r"^(log\.truncate|log\.recover\.(unlinked|dropped|rewritten)|index\.(migrate|retire|flush\.(entries|synced|checkpointed)))")
+ELSEWHERE = re.compile(
+    r"^(log\.truncate|log\.recover\.(unlinked|dropped|rewritten)|index\.(migrate|retire|flush\.(entries|synced|checkpointed)))"
+)
 
 
 def steps() -> list[str]:
@@ -29,7 +32,7 @@ def steps() -> list[str]:
     return sorted(s for s in found if not ELSEWHERE.match(s) and s != "name")
 
 
-@pytest.fixture()
+@pytest.fixture
 def memory_path():
     """A folder in memory where there is one: a killed process loses no page cache, so no disk is needed."""
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -5,6 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 from engine_kit import NOW, run, running, settings
+
 from firn.batch import Codec, Codecs
 from firn.errors import (
     BadOffset,
@@ -267,7 +268,9 @@ def test_a_query_finds_a_keys_history_by_time_and_compares_real_topics_and_keys(
             await kit.create("Aa")
             await kit.create("BB")
             for i in range(300):
-                await kit.put("Aa", [(b"BB", b"%d" % i * 50), (b"other%d" % i, b"x" * 100)], timestamps=NOW + i)
+                await kit.put(
+                    "Aa", [(b"BB", b"%d" % i * 50), (b"other%d" % i, b"x" * 100)], timestamps=NOW + i
+                )
             assert len(kit.broker.core.log.segments()) > 1
             found = await kit.broker.query("Aa", b"BB", NOW + 10, NOW + 20)
             assert [r.value for r in found] == [b"%d" % i * 50 for i in range(10, 20)]
@@ -412,5 +415,3 @@ def test_offsets_of_times_follow_the_running_maximum(tmp_path):
                 assert await kit.broker.offset_of_time("t", 0, NOW + stamp) == offset
 
     run(go())
-
-

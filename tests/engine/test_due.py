@@ -1,6 +1,7 @@
 """When a partition is due: one row per rule, by the sentence that says why."""
 
 import pytest
+
 from firn.topicspec import CompactionSpec
 from firn_node.engine.due import when_due
 from firn_node.engine.partition import DirtyState

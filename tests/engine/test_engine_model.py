@@ -6,12 +6,13 @@ import tempfile
 from dataclasses import dataclass, field
 
 from engine_kit import Kit, run, settings
-from firn.batch import Codecs
-from firn.record import Record
-from firn_node.engine.broker import Broker
 from hypothesis import HealthCheck, given, note
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+
+from firn.batch import Codecs
+from firn.record import Record
+from firn_node.engine.broker import Broker
 
 KEYS = [b"", b"a", b"b", b"c", b"dd", b"e" * 40]
 
@@ -26,7 +27,9 @@ operations = st.lists(
         st.tuples(st.just("seal"), st.none(), st.none()),
         st.tuples(st.just("checkpoint"), st.none(), st.none()),
         st.tuples(st.just("restart"), st.booleans(), st.none()),
-        st.tuples(st.just("update"), st.sampled_from(["0s", "1h"]), st.sampled_from(["4Ki", "64Ki", "256Mi"])),
+        st.tuples(
+            st.just("update"), st.sampled_from(["0s", "1h"]), st.sampled_from(["4Ki", "64Ki", "256Mi"])
+        ),
     ),
     max_size=25,
 )
@@ -59,7 +62,9 @@ def check_view(model: Model, view: list[Record], *, horizon: int, forced: bool) 
     below = [r.key for r in view if r.offset < horizon]
     assert len(below) == len(set(below)), "one record per key below the horizon"
     if forced:
-        assert all(newest[r.key] == r.offset for r in view), "after a forced compaction only the newest are left"
+        assert all(newest[r.key] == r.offset for r in view), (
+            "after a forced compaction only the newest are left"
+        )
 
 
 async def check(kit: Kit, model: Model, *, forced: bool = False) -> None:

@@ -6,6 +6,7 @@ import os
 
 import pytest
 from engine_kit import Kit, run, running, settings
+
 from firn.errors import FirnError, Unavailable
 from firn_node.disk import File, Mode, RealDisk
 from firn_node.engine import partitions

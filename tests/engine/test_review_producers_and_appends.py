@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 from engine_kit import Kit, run, running, settings
+
 from firn.batch import Identity, columns_of, encode
 from firn.errors import PartitionParked, UnknownTopic
 from firn.types import TOPICS_TOPIC_ID

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 from engine_kit import Kit, run, running, settings
-from firn.errors import FirnError
-from firn_node.engine.api import Appended
-from firn_node.engine.broker import Broker
 from firn_sim.clock import SimClock
 from hypothesis import HealthCheck, given, note
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+
+from firn.errors import FirnError
+from firn_node.engine.api import Appended
+from firn_node.engine.broker import Broker
 
 HOUR = 3600.0
 

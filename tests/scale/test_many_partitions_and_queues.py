@@ -5,6 +5,7 @@ import os
 import time
 
 from engine_kit import Kit, run, settings
+
 from firn_node.engine.api import ReadRequest, outcomes_or_raise
 from firn_node.engine.broker import Broker
 
@@ -26,7 +27,8 @@ def test_a_hundred_thousand_partitions_open_few_files_and_start_at_once(tmp_path
         await kit.create(partitions=PARTITIONS)
         for first in range(0, PARTITIONS, 2000):
             data = b"".join(
-                kit.batch("t", [(b"key", b"value of %d" % p)], partition=p) for p in range(first, first + 2000)
+                kit.batch("t", [(b"key", b"value of %d" % p)], partition=p)
+                for p in range(first, first + 2000)
             )
             outcomes_or_raise(await kit.broker.produce(data))
         assert open_files() < OPEN_FILES_MAX

@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from engine_kit import Kit, settings
+
 from firn.batch import Codecs
 from firn.errors import TopicExists, UnknownTopic
 from firn_node import failpoints
@@ -25,7 +26,9 @@ KEYS = 9
 
 def operation(n: int) -> list[tuple[bytes, bytes | None]]:
     """The records of the n-th operation: a few keys overwritten, one deleted now and then."""
-    rows: list[tuple[bytes, bytes | None]] = [(b"key%d" % ((n * 7 + i) % KEYS), b"%d.%d " % (n, i) * 150) for i in range(4)]
+    rows: list[tuple[bytes, bytes | None]] = [
+        (b"key%d" % ((n * 7 + i) % KEYS), b"%d.%d " % (n, i) * 150) for i in range(4)
+    ]
     if n % 5 == 4:
         rows.append((b"key%d" % (n % KEYS), None))
     return rows
@@ -87,7 +90,9 @@ def enter(write_end: Connection, failpoint: str, folder: str, start: int, index:
     asyncio.run(work(folder, start, index))
 
 
-def play(folder: str | Path, start: int, *, failpoint: str = "", index: str = "rocksdb") -> tuple[int, list[bytes]]:
+def play(
+    folder: str | Path, start: int, *, failpoint: str = "", index: str = "rocksdb"
+) -> tuple[int, list[bytes]]:
     """Run a child to its end; its exit code (negative: the signal) and the lines that it printed.
 
     Children are forked from a server that has imported everything and opened nothing: an import takes a second.

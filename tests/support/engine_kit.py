@@ -29,7 +29,11 @@ def run(coroutine: Coroutine[Any, Any, T], seconds: float = 120) -> T:
 
 
 def settings(folder: Path | str, **changes: Any) -> BrokerSettings:
-    quick: dict[str, Any] = {"checkpoint_ms": 3_600_000, "compaction_check_ms": 3_600_000, "disk_reserve": 0.0}
+    quick: dict[str, Any] = {
+        "checkpoint_ms": 3_600_000,
+        "compaction_check_ms": 3_600_000,
+        "disk_reserve": 0.0,
+    }
     return BrokerSettings(data=str(folder), **{**quick, **changes})
 
 
@@ -77,7 +81,9 @@ class Kit:
         found = (await self.broker.get(topic, [key]))[0]
         return None if found is None else found.value
 
-    async def read(self, topic: str, *, view: str = "compacted", partition: int = 0, **options: Any) -> list[Record]:
+    async def read(
+        self, topic: str, *, view: str = "compacted", partition: int = 0, **options: Any
+    ) -> list[Record]:
         """All records of one partition, from ``offset`` (0) to the end at the start of the read."""
         offset, found, limit = options.pop("offset", 0), [], None
         while True:

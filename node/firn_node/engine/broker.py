@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firn.batch import Batch, Buffer
-from firn.errors import FirnError, NotFound, Unavailable, UnknownTopic
+from firn.errors import Corrupt, FirnError, MalformedBatch, NotFound, Unavailable, UnknownTopic
 from firn.partitioner import partition_of, partitions_of
 from firn.record import Record
 from firn.topicspec import TopicSpec
@@ -183,9 +183,13 @@ class Broker:
         while offset < partition.horizon:
             parts, offset = partition.log.read(offset, _CATALOGUE_BYTES)
             result = ReadResult(partition.topic.topic_id, parts, offset, offset, offset, 0)
-            for item in items(result.take()):
-                item.batch.verify()  # a wrong name or id would delete a topic's files
-                self._apply_topics(item.batch, item.masked)
+            try:
+                for item in items(result.take()):
+                    item.batch.verify()  # a wrong name or id would delete a topic's files
+                    self._apply_topics(item.batch, item.masked)
+            except MalformedBatch as error:
+                folder = self.partitions.folder(*partition.key)
+                raise Corrupt(f"{folder}: the topics cannot be read: {error.message}", file=folder) from error
         for batch in self.partitions.raw_batches(*partition.key, partition.horizon, partition.dispatched_end):
             self._apply_topics(batch, None)
         self.core.catalogue.applied_end = partition.dispatched_end

@@ -193,7 +193,7 @@ def finish_round(
             if row < cover_rows[s, p]:
                 covered[p] += 1
                 break
-    return newly
+    return int(newly)
 
 
 @kernel(f"void({_U64R}, {_U64R}, int64, {_U64R}, {_U64R}, uint8[::1])")
@@ -254,7 +254,7 @@ def count_bits(bits: Array, start: int, end: int) -> int:
         else:
             total += (bits[at >> 3] >> (at & 7)) & 1
             at += 1
-    return total
+    return int(total)
 
 
 @kernel(
@@ -407,7 +407,7 @@ def gather_texts(data: Array, lengths: Array, rows: Array, out: Array) -> int:
         to += size
         at += size
         row += 1
-    return to
+    return int(to)
 
 
 def readonly(array: Array) -> Array:

@@ -71,11 +71,11 @@ def take_small(
         fixed = LENGTHS_BYTES + 2 * padded + 8 * n
         if n < 1 or fixed > keys_part or HEADER_BYTES + keys_part > size:
             return
-        a = max(first, start)
-        b = min(first + n, end)
+        a = first if first > start else np.int64(start)
+        b = first + n if first + n < end else np.int64(end)
         alive = False
-        for offset in range(a, b):
-            bit = base + offset
+        for each in range(a, b):
+            bit = base + each
             if (kept[bit >> 3] >> (bit & 7)) & 1:
                 alive = True
                 break
@@ -103,7 +103,7 @@ def take_small(
                 if k < 0 or v < -1:
                     return
                 key_sum += k
-                value_sum += max(v, 0)
+                value_sum += v if v > 0 else np.int64(0)
             if key_sum != keys_bytes or value_sum != values_bytes:
                 return
             key_at = time_column + 8 * n
@@ -125,11 +125,11 @@ def take_small(
                         values[state[VALUES] + c] = data[value_at + c]
                     state[ROWS] = row + 1
                     state[KEYS] += k
-                    state[VALUES] += max(v, 0)
+                    state[VALUES] += v if v > 0 else np.int64(0)
                 key_at += k
-                value_at += max(v, 0)
+                value_at += v if v > 0 else np.int64(0)
             state[EPOCH] = max(state[EPOCH], np.int64(load_u32(data, at + 44)))
             state[APPENDED] = max(state[APPENDED], np.int64(load_i64(data, at + 96)))
-        state[SEEN] += max(b - a, 0)
+        state[SEEN] += b - a if b > a else np.int64(0)
         at += size
         state[AT] = at
