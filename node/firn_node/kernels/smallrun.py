@@ -75,8 +75,7 @@ def take_small(
         b = first + n if first + n < end else np.int64(end)
         alive = False
         for each in range(a, b):
-            bit = base + each
-            if (kept[bit >> 3] >> (bit & 7)) & 1:
+            if (kept[(base + each) >> 3] >> ((base + each) & 7)) & 1:
                 alive = True
                 break
         if alive:
