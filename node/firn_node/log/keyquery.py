@@ -143,7 +143,7 @@ class KeyQueryIndex:
                 yield from (p for p in positions if start <= p < end)
                 return
         with self._cache.reading(segment_path(self._folder, start)) as file:
-            for position, batch in keys_parts(file, start, end):
+            for position, batch in keys_parts(file, start, end, topic_id=wanted.topic_id):
                 if wanted.may_have(batch) and wanted.rows(batch):
                     yield position
 
@@ -226,10 +226,13 @@ def rows_of(columns: Columns, key: bytes) -> NDArray[np.int64]:
     return rows
 
 
-def keys_parts(file: File, start: int, end: int, *, window: int = WINDOW) -> Iterator[tuple[int, Batch]]:
+def keys_parts(
+    file: File, start: int, end: int, *, topic_id: int | None = None, window: int = WINDOW
+) -> Iterator[tuple[int, Batch]]:
     """(position, keys projection) of every batch of a segment; values larger than the window are not read.
 
-    *Errors*: Corrupt, naming file and position.
+    With ``topic_id``: of that topic's batches. The payloads of others are not looked at, so that damage in them
+    stops nobody else's query. *Errors*: Corrupt, naming file and position.
     """
     at, base, data = start, start, b""
     while at < end:
@@ -237,6 +240,9 @@ def keys_parts(file: File, start: int, end: int, *, window: int = WINDOW) -> Ite
             if at - base + HEADER_BYTES > len(data):
                 base, data = at, file.pread(min(window, end - at), HEAD_BYTES + at - start)
             header = parse_header(data, at - base)
+            if topic_id is not None and header.topic_id != topic_id:
+                at += header.size
+                continue
             need = HEADER_BYTES + header.keys_bytes
             if at - base + need > len(data):
                 base, data = at, file.pread(min(max(window, need), end - at), HEAD_BYTES + at - start)
