@@ -1,6 +1,7 @@
 """Runs the demo; exit code 1 when anything does not match."""
 
 import asyncio
+import signal
 import sys
 import tempfile
 import time
@@ -48,6 +49,7 @@ async def run(folder: Path, report: Report) -> None:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the broker does not outlive the demo
     began = time.perf_counter()
     report = Report()
     with tempfile.TemporaryDirectory(prefix="firn-demo-") as folder:

@@ -205,6 +205,8 @@ def inspect_mask(
         report.damages.append(damage_of(error, file=path))
         return report, None
     report.facts.update(rows=said_rows, masked=said_masked)
+    if any(data[20 : mask.HEAD_BYTES]):
+        report.damaged(20, "a field that is zero", expected=0, found=int.from_bytes(data[20:24], "little"))
     found = mask.rows_of(bits, 0, said_rows)
     if int(found.sum()) != said_masked:
         report.damaged(12, "number of masked rows", expected=said_masked, found=int(found.sum()))
