@@ -14,7 +14,7 @@ import pytest
 from engine_kit import run
 from fault_kit import DATA, Machine, log_ends
 
-from firn.errors import FirnError
+from firn.errors import FirnError, SnapshotExpired
 from firn.record import Record
 from firn.topicspec import parse_spec
 from firn_node.compaction import manifest as manifests
@@ -261,20 +261,33 @@ class History:
         partition = kit.broker.partitions.get(kit.broker.topic(name), 0)
         rows = model.rows(model.acknowledged)
         extra = model.rows()[len(rows) :]  # a batch that was sent and not acknowledged may be there as well
-        horizon = partition.horizon  # before the read: a compaction that is due may move it meanwhile
-        view = await kit.read(name)
+        horizon, view = await self.view(name)
         if partition.dispatched_end == len(rows) + len(extra):
             rows += extra
         assert partition.dispatched_end == len(rows)
         check_view(rows, view, horizon=horizon)
-        live = {k: v for k, v in dict(rows).items() if v is not None}
-        assert await kit.map(name) == live
+        live = live_of(rows)
+        assert live_of([(r.key, r.value) for r in view]) == live, "the map is another"
         for key in KEYS:
             assert await kit.get(name, key) == live.get(key), f"get({key!r})"
         earliest = kit.broker._reader.earliest(partition)
         raw = await kit.read(name, view="raw", offset=earliest)
-        assert [r.offset for r in raw] == list(range(earliest, len(rows)))
-        assert [(r.key, r.value) for r in raw] == rows[earliest:]
+        assert [r.offset for r in raw] == list(range(earliest, len(rows))), "the raw view has a hole"
+        assert [(r.key, r.value) for r in raw] == rows[earliest:], "the raw view is another"
+
+    async def view(self, name: str) -> tuple[int, list[Record]]:
+        """The compacted view and a horizon of its time: a compaction that is due may run meanwhile."""
+        broker = self.kit.broker
+        while True:
+            horizon = broker.partitions.get(broker.topic(name), 0).horizon
+            try:
+                return horizon, await self.kit.read(name, since=horizon)
+            except SnapshotExpired:
+                continue
+
+
+def live_of(rows: Rows) -> dict[bytes, bytes]:
+    return {key: value for key, value in dict(rows).items() if value is not None}
 
 
 def check_view(rows: Rows, view: list[Record], *, horizon: int) -> None:
