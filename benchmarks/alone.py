@@ -9,7 +9,6 @@ from benchmarks.firn_broker import FirnBroker
 from benchmarks.processes import run_child
 from benchmarks.report import Row, Spread
 
-ROUNDS = 30
 BATCH = 20  # records of a batch where partitions are named
 MB = "MB"
 
@@ -19,32 +18,20 @@ def _one(title: str, unit: str, value: float, note: str = "") -> Row:
 
 
 def write_amplification(broker: FirnBroker, sizes: Sizes) -> list[Row]:
-    """Thirty times 1 % of the keys of a large clean prefix are written anew and compacted."""
-    keys, topic = sizes.alone_keys, "amplification"
-    address, pid = broker.address, broker.pid
-    run_child("firn_client:create", address=address, topic=topic)
-    run_child("firn_client:produce", address=address, topic=topic, records=keys, keys=keys, value_bytes=100)
-    first = run_child("firn_client:compact", address=address, topic=topic, pid=pid, live=keys)
-    row_bytes = first["bytes_after"] / keys
-    written, seconds = 0.0, []
-    for _ in range(ROUNDS):
-        run_child(
-            "firn_client:produce",
-            address=address,
-            topic=topic,
-            records=keys // 100,
-            keys=keys,
-            value_bytes=100,
-        )
-        found = run_child("firn_client:compact", address=address, topic=topic, pid=pid, force=False)
-        written += found["bytes_written"]
-        seconds.append(found["seconds"])
-    dead = ROUNDS * (keys // 100) * row_bytes
-    said = f"{keys:,} keys, {ROUNDS} rounds"
-    return [
-        _one("bytes written per byte that died, 1 % of the keys anew", "ratio", written / dead, said),
-        Row("a compaction of 1 % of the keys anew", SECONDS, Spread.of(seconds), note=said),
-    ]
+    """1 % of the keys of a large clean prefix are written anew and compacted, round by round."""
+    keys, rounds = sizes.alone_keys, sizes.alone_rounds
+    topic = "amplification"
+    broker.create_topic(topic, compaction={"maxLag": "1s", "minDirtyRatio": 0, "maxSegmentAge": "1s"})
+    common = {"address": broker.address, "topic": topic, "keys": keys}
+    run_child("firn_client:write_and_wait", **common, rounds=[keys])
+    first = broker.metric("firn_compaction_bytes_written_total")
+    run_child("firn_client:write_and_wait", **common, rounds=[keys // 100] * rounds)
+    written = broker.metric("firn_compaction_bytes_written_total") - first
+    died = (
+        rounds * (keys // 100) * first / keys
+    )  # the first one kept every row: its bytes are those of all keys
+    said = f"{keys:,} keys, {rounds} rounds of 1 %"
+    return [_one("bytes written per byte that died, 1 % of the keys anew", "ratio", written / died, said)]
 
 
 def partitions(broker: FirnBroker, sizes: Sizes) -> list[Row]:
@@ -53,7 +40,7 @@ def partitions(broker: FirnBroker, sizes: Sizes) -> list[Row]:
     for count in sizes.partitions:
         for how in ("by key", "by name"):
             topic = f"spread-{count}-{how.replace(' ', '-')}"
-            run_child("firn_client:create", address=broker.address, topic=topic, partitions=count)
+            broker.create_topic(topic, partitions=count)
             common = {
                 "address": broker.address,
                 "topic": topic,
@@ -69,14 +56,14 @@ def partitions(broker: FirnBroker, sizes: Sizes) -> list[Row]:
                 ]
                 title = f"send_many, 100 B, {count:,} partitions in turn, {BATCH} records each"
             rows.append(_one(title, RATE, rate))
-            run_child("firn_client:delete", address=broker.address, topic=topic)
+            broker.delete_topic(topic)
     rows.append(_one("resident memory after it, peak", MB, broker.memory()[1]))
     return rows
 
 
 def light_queues(broker: FirnBroker, sizes: Sizes) -> list[Row]:
     before, _ = broker.memory()
-    run_child("firn_client:create", address=broker.address, topic="devices")
+    broker.create_topic("devices")
     found = run_child(
         "firn_client:light_queues",
         address=broker.address,
@@ -85,7 +72,7 @@ def light_queues(broker: FirnBroker, sizes: Sizes) -> list[Row]:
         value_bytes=100,
         probes=200,
     )
-    run_child("firn_client:settle", address=broker.address)
+    broker.settle()
     title = f"{sizes.queues:,} light queues"
     return [
         _one(f"{title}, a record to each", RATE, found["rate"]),
@@ -96,11 +83,11 @@ def light_queues(broker: FirnBroker, sizes: Sizes) -> list[Row]:
 
 def table(broker: FirnBroker, sizes: Sizes) -> list[Row]:
     keys = sizes.table_keys
-    run_child("firn_client:create", address=broker.address, topic="table")
+    broker.create_topic("table")
     run_child(
         "firn_client:produce", address=broker.address, topic="table", records=keys, keys=keys, value_bytes=100
     )
-    run_child("firn_client:settle", address=broker.address)
+    broker.settle()
     found = run_child("firn_client:table", address=broker.address, topic="table", keys=keys)
     data = keys * 116 / 1e6
     return [
@@ -117,7 +104,7 @@ def table(broker: FirnBroker, sizes: Sizes) -> list[Row]:
 def distinct_keys(broker: FirnBroker, sizes: Sizes) -> list[Row]:
     """A compaction in which no key comes twice, in a budget of 64 MiB."""
     keys = sizes.distinct_keys
-    run_child("firn_client:create", address=broker.address, topic="distinct")
+    broker.create_topic("distinct")
     run_child(
         "firn_client:produce",
         address=broker.address,
@@ -126,7 +113,7 @@ def distinct_keys(broker: FirnBroker, sizes: Sizes) -> list[Row]:
         keys=keys,
         value_bytes=8,
     )
-    run_child("firn_client:settle", address=broker.address)
+    broker.settle()
     produced = broker.memory()[1]
     broker.forget_peak()
     before, _ = broker.memory()
@@ -146,7 +133,7 @@ def distinct_keys(broker: FirnBroker, sizes: Sizes) -> list[Row]:
 def clean_restart(broker: FirnBroker, sizes: Sizes) -> list[Row]:
     value_bytes = 4096
     records = sizes.restart_bytes // value_bytes
-    run_child("firn_client:create", address=broker.address, topic="large")
+    broker.create_topic("large")
     run_child(
         "firn_client:produce",
         address=broker.address,
@@ -159,7 +146,7 @@ def clean_restart(broker: FirnBroker, sizes: Sizes) -> list[Row]:
     starts = []
     for _ in range(sizes.runs):
         starts.append(broker.start())
-        found = run_child("firn_client:latest", address=broker.address, topic="large")["latest"]
+        found = broker.latest("large")
         if found != records:
             raise RuntimeError(f"{found} records after a clean restart, expected {records}")
         broker.stop()

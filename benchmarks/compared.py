@@ -8,7 +8,6 @@ memory is that of the whole.
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from benchmarks.firn_broker import FirnBroker
 from benchmarks.kafka_broker import KafkaBroker
@@ -34,6 +33,7 @@ class Sizes:
     gets: int
     start_records: int  # of 1 KiB
     alone_keys: int  # write amplification
+    alone_rounds: int
     spread_records: int
     partitions: tuple[int, ...]
     queues: int
@@ -44,13 +44,13 @@ class Sizes:
 
 FULL = Sizes(
     runs=5, records=3_000_000, one_at_a_time=5_000, in_flight=100_000, compaction=8_000_000, get_keys=1_000_000,
-    gets=20_000, start_records=1_550_000, alone_keys=2_000_000, spread_records=2_000_000,
+    gets=20_000, start_records=1_550_000, alone_keys=2_000_000, alone_rounds=30, spread_records=2_000_000,
     partitions=(1, 1_000, 100_000), queues=1_000_000, table_keys=10_000_000, distinct_keys=50_000_000,
     restart_bytes=10_000_000_000,
 )  # fmt: skip
 QUICK = Sizes(
     runs=1, records=60_000, one_at_a_time=200, in_flight=2_000, compaction=80_000, get_keys=10_000, gets=500,
-    start_records=20_000, alone_keys=20_000, spread_records=20_000, partitions=(1, 100), queues=2_000,
+    start_records=20_000, alone_keys=20_000, alone_rounds=3, spread_records=20_000, partitions=(1, 100), queues=2_000,
     table_keys=20_000, distinct_keys=100_000, restart_bytes=20_000_000,
 )  # fmt: skip
 
@@ -86,11 +86,6 @@ class Workload:
     records: Callable[[Sizes], int] = lambda sizes: sizes.records  # what `{records}` in a title stands for
 
 
-def _firn_topic(broker: FirnBroker, topic: str, **settings: Any) -> str:
-    run_child("firn_client:create", address=broker.address, topic=topic, **settings)
-    return topic
-
-
 def _at_least(factor: float) -> Target:
     return Target("at least", factor)
 
@@ -107,14 +102,15 @@ def _firn_produce(
 ) -> Figures:
     found: Figures = {}
     for by in ("send", "send_many", "send_blocking"):
-        own = _firn_topic(broker, f"{topic}-{by}", flush=flush)
+        own = f"{topic}-{by}"
+        broker.create_topic(own, flush=flush)
         arguments = {"records": records, "keys": keys, "value_bytes": value_bytes}
         if by == "send_blocking":
             done = run_child("firn_client:produce_blocking", address=broker.address, topic=own, **arguments)
         else:
             done = run_child("firn_client:produce", address=broker.address, topic=own, by=by, **arguments)
         found[by] = done["rate"]
-        run_child("firn_client:delete", address=broker.address, topic=own)
+        broker.delete_topic(own)
     return found
 
 
@@ -161,7 +157,7 @@ def _produce(name: str, title: str, value_bytes: int, *, is_synced: bool, many: 
 
 
 def _firn_one_at_a_time(broker: FirnBroker, topic: str, sizes: Sizes) -> Figures:
-    _firn_topic(broker, topic)
+    broker.create_topic(topic)
     one = run_child(
         "firn_client:one_at_a_time",
         address=broker.address,
@@ -216,7 +212,7 @@ ONE_AT_A_TIME = Workload(
 
 
 def _firn_read(broker: FirnBroker, topic: str, sizes: Sizes) -> Figures:
-    _firn_topic(broker, topic)
+    broker.create_topic(topic)
     run_child(
         "firn_client:produce",
         address=broker.address,
@@ -225,7 +221,7 @@ def _firn_read(broker: FirnBroker, topic: str, sizes: Sizes) -> Figures:
         keys=100_000,
         value_bytes=100,
     )
-    run_child("firn_client:settle", address=broker.address)
+    broker.settle()
     return {
         by: run_child("firn_client:read", address=broker.address, topic=topic, records=sizes.records, by=by)[
             "rate"
@@ -284,10 +280,10 @@ def _compaction(
 
     def firn(broker: FirnBroker, topic: str, sizes: Sizes) -> Figures:
         shape = data(sizes)
-        _firn_topic(broker, topic)
+        broker.create_topic(topic)
         before = broker.cpu()
         run_child("firn_client:produce", address=broker.address, topic=topic, **shape)
-        run_child("firn_client:settle", address=broker.address)
+        broker.settle()
         found = run_child(
             "firn_client:compact", address=broker.address, topic=topic, pid=broker.pid, live=shape["keys"]
         )
@@ -300,7 +296,7 @@ def _compaction(
             by="arrow",
             view="compacted",
         )
-        run_child("firn_client:delete", address=broker.address, topic=topic)
+        broker.delete_topic(topic)
         return found
 
     def kafka(broker: KafkaBroker, topic: str, sizes: Sizes) -> Figures:
@@ -341,25 +337,27 @@ def _compaction_rows(title: str, target: Target) -> tuple[RowOf, ...]:
 
 
 def _firn_get(broker: FirnBroker, topic: str, sizes: Sizes) -> Figures:
-    _firn_topic(broker, topic)
+    broker.create_topic(topic)
     run_child(
         "firn_client:produce", address=broker.address, topic=topic, records=sizes.get_keys, keys=sizes.get_keys,
         value_bytes=100,
     )  # fmt: skip
-    run_child("firn_client:settle", address=broker.address)
+    broker.settle()
     found: Figures = {}
     for state in ("dirty", "clean"):
-        common = {"address": broker.address, "topic": topic, "keys": sizes.get_keys}
-        for name, kind, count, extra in (
-            ("one", "get_one_at_a_time", sizes.gets // 4, {}),
-            ("flight", "get_in_flight", sizes.gets, {"depth": 64}),
-            ("many", "get_many", sizes.gets * 10, {}),
-        ):
-            done = run_child(f"firn_client:{kind}", **common, count=count, **extra)
-            found.update({f"{state}_{name}_{metric}": value for metric, value in done.items()})
+        done = run_child(
+            "firn_client:get", address=broker.address, topic=topic, keys=sizes.get_keys, count=sizes.gets
+        )
+        found.update({f"{state}_{metric}": value for metric, value in done.items()})
         if state == "dirty":
-            run_child("firn_client:compact", address=broker.address, topic=topic, pid=broker.pid)
-    run_child("firn_client:delete", address=broker.address, topic=topic)
+            run_child(
+                "firn_client:compact",
+                address=broker.address,
+                topic=topic,
+                pid=broker.pid,
+                live=sizes.get_keys,
+            )
+    broker.delete_topic(topic)
     return found
 
 

@@ -5,11 +5,27 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks.processes import cpu_seconds, forget_peak, memory_mb
 
+from firn.client.blocking import Client
+
 READY_S = 120.0
+SETTLE_POLL_S = 0.01
+# No compaction but by force, and nothing leaves the raw log: what is measured is what was asked for.
+QUIET = {
+    "compaction": {
+        "minDirtyRatio": 1.0,
+        "backlogThreshold": "1024Gi",
+        "maxLag": "365d",
+        "maxSegmentAge": "24h",
+    },
+    "retention": {"time": "365d", "size": "1024Gi"},
+}
 
 
 class FirnBroker:
@@ -43,6 +59,40 @@ class FirnBroker:
             )
         self.address = line.split()[1]
         return seconds
+
+    def create_topic(
+        self,
+        name: str,
+        *,
+        flush: str = "interval",
+        partitions: int = 1,
+        compaction: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``compaction``: fields that differ from ``QUIET``."""
+        spec = {**QUIET, "compaction": {**QUIET["compaction"], **(compaction or {})}}
+        with Client(self.address) as client:
+            client.create_topic(name, partitions=partitions, durability={"flush": flush}, **spec)
+
+    def delete_topic(self, name: str) -> None:
+        with Client(self.address) as client:
+            client.delete_topic(name)
+
+    def settle(self) -> None:
+        """Returns when everything that was acknowledged is dispatched."""
+        with Client(self.address) as client:
+            while (row := client.status()["brokers"][0])["committed_position"] < row["log_end"]:
+                time.sleep(SETTLE_POLL_S)
+
+    def latest(self, topic: str) -> int:
+        """The ends of a topic's partitions, summed: how many records it has ever held."""
+        with Client(self.address) as client:
+            return sum(int(part["latest"]) for part in client.describe(topic)["partitions"])
+
+    def metric(self, name: str) -> float:
+        """A figure of ``/metrics`` that has no labels; 0 when it is not there yet."""
+        with urllib.request.urlopen(f"http://{self.address}/metrics") as answer:
+            lines = answer.read().decode().splitlines()
+        return next((float(line.split()[1]) for line in lines if line.startswith(f"{name} ")), 0.0)
 
     @property
     def pid(self) -> int:

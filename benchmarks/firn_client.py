@@ -1,6 +1,5 @@
 """firn's side of each workload, by the Python client; run in a process of its own (``child.py``)."""
 
-import asyncio
 import importlib
 import random
 import time
@@ -14,32 +13,10 @@ from firn_node.bench import workloads
 from firn_node.bench.data import POOL, Data
 
 TIMEOUT_S = 600.0
-# No compaction but by force, and nothing leaves the raw log: what is measured is what was asked for.
-QUIET = {
-    "compaction": {
-        "minDirtyRatio": 1.0,
-        "backlogThreshold": "1024Gi",
-        "maxLag": "365d",
-        "maxSegmentAge": "24h",
-    },
-    "retention": {"time": "365d", "size": "1024Gi"},
-}
 
 
 def _client(address: str) -> Client:
     return Client(address, timeout=TIMEOUT_S)
-
-
-async def create(address: str, topic: str, flush: str = "interval", partitions: int = 1) -> dict[str, Any]:
-    async with _client(address) as client:
-        await client.create_topic(topic, partitions=partitions, durability={"flush": flush}, **QUIET)
-    return {}
-
-
-async def delete(address: str, topic: str) -> dict[str, Any]:
-    async with _client(address) as client:
-        await client.delete_topic(topic)
-    return {}
 
 
 async def produce(
@@ -91,38 +68,53 @@ async def read(address: str, topic: str, records: int, by: str, view: str = "raw
     return {"rate": count / seconds, "seconds": seconds}
 
 
-async def get_one_at_a_time(address: str, topic: str, keys: int, count: int) -> dict[str, float]:
+async def get(address: str, topic: str, keys: int, count: int) -> dict[str, float]:
+    """``get`` one at a time, 64 in flight, and ``get_many``; the more, the faster it is."""
     async with _client(address) as client:
-        found = await workloads.get_one_at_a_time(client, topic, workloads.some_keys(keys, count))
-    return {"p50_ms": found.ms(0.5), "p99_ms": found.ms(0.99)}
+        one = await workloads.get_one_at_a_time(client, topic, workloads.some_keys(keys, count // 4))
+        flight = await workloads.get_in_flight(client, topic, workloads.some_keys(keys, count), 64)
+        many = await workloads.get_lists(client, topic, workloads.some_keys(keys, count * 10))
+    return {
+        "one_p50_ms": one.ms(0.5), "one_p99_ms": one.ms(0.99), "flight_rate": count / flight,
+        "many_rate": count * 10 / many,
+    }  # fmt: skip
 
 
-async def get_in_flight(address: str, topic: str, keys: int, count: int, depth: int) -> dict[str, float]:
-    async with _client(address) as client:
-        seconds = await workloads.get_in_flight(client, topic, workloads.some_keys(keys, count), depth)
-    return {"rate": count / seconds}
-
-
-async def get_many(address: str, topic: str, keys: int, count: int) -> dict[str, float]:
-    async with _client(address) as client:
-        seconds = await workloads.get_lists(client, topic, workloads.some_keys(keys, count))
-    return {"rate": count / seconds}
-
-
-async def compact(
-    address: str, topic: str, pid: int, live: int | None = None, force: bool = True
-) -> dict[str, Any]:
-    """A compaction with the broker's CPU seconds; ``live``: rows that must be left."""
+async def compact(address: str, topic: str, pid: int, live: int) -> dict[str, Any]:
+    """A forced compaction with the broker's CPU seconds; ``live``: rows that must be left."""
     async with _client(address) as client:
         before = cpu_seconds(pid)
-        document, seconds = await workloads.compact(client, topic, force=force)
+        document, seconds = await workloads.compact(client, topic)
         cpu = cpu_seconds(pid) - before
-    parts = document["partitions"]
-    if live is not None:
-        workloads.checked_count(sum(part["records_after"] for part in parts), live, f"compacting {topic}")
-    names = ("bytes_before", "bytes_after", "bytes_read", "bytes_written", "rounds")
-    sums = {name: sum(part[name] for part in parts) for name in names}
-    return {"seconds": seconds, "cpu_s": cpu, "own_seconds": max(part["seconds"] for part in parts), **sums}
+    workloads.checked_count(_sum(document, "records_after"), live, f"compacting {topic}")
+    own = max(part["seconds"] for part in document["partitions"])
+    return {"seconds": seconds, "cpu_s": cpu, "own_seconds": own, "rounds": _sum(document, "rounds")}
+
+
+def _sum(document: dict[str, Any], name: str) -> int:
+    """Over the partitions of a compaction."""
+    return sum(int(part[name]) for part in document["partitions"])
+
+
+async def write_and_wait(address: str, topic: str, keys: int, rounds: list[int]) -> dict[str, list[float]]:
+    """So many records a round, over ``keys`` keys, each time until a compaction has covered them.
+
+    The topic compacts by itself, a second after a write: nothing is forced, so only what must change is written.
+    """
+    seconds = []
+    async with _client(address) as client:
+        for records in rounds:
+            await workloads.send_lists(client, topic, Data(records, keys, 100))
+            began = time.perf_counter()
+            while not await _is_covered(client, topic):
+                await asyncio.sleep(workloads.COMPACTION_POLL_S)
+            seconds.append(time.perf_counter() - began)
+    return {"seconds": seconds}
+
+
+async def _is_covered(client: Client, topic: str) -> bool:
+    parts = (await client.describe(topic))["partitions"]
+    return all(part["horizon"] == part["latest"] for part in parts)
 
 
 async def produce_spread(
@@ -190,20 +182,3 @@ async def table(address: str, topic: str, keys: int) -> dict[str, float]:
         workloads.checked_count(len(found), keys, f"the table of {topic}")
         now, peak = memory_mb(os.getpid())
     return {"seconds": seconds, "memory_mb": now - before, "peak_mb": peak - before}
-
-
-async def latest(address: str, topic: str) -> dict[str, int]:
-    """The end of a topic: what it holds and has held."""
-    async with _client(address) as client:
-        document = await client.describe(topic)
-    return {"latest": sum(part["latest"] for part in document["partitions"])}
-
-
-async def settle(address: str) -> dict[str, Any]:
-    """Returns when the broker has dispatched everything that it has."""
-    async with _client(address) as client:
-        while True:
-            row = (await client.status())["brokers"][0]
-            if row["committed_position"] >= row["log_end"]:
-                return {}
-            await asyncio.sleep(0.02)

@@ -26,7 +26,7 @@ def _burst(broker: FirnBroker | KafkaBroker, sizes: Sizes) -> None:
 
 
 def _check(broker: FirnBroker, records: int) -> None:
-    found = run_child("firn_client:latest", address=broker.address, topic="start")["latest"]
+    found = broker.latest("start")
     if found < records:
         raise RuntimeError(f"{records} records were acknowledged, after the start there are {found}")
 
@@ -42,7 +42,7 @@ def measure(work: Path, sizes: Sizes, *, with_kafka: bool) -> list[Row]:
     for at, broker in enumerate(brokers):
         broker.start()
         if isinstance(broker, FirnBroker):
-            run_child("firn_client:create", address=broker.address, topic="start")
+            broker.create_topic("start")
         else:
             broker.create_topic("start")
         side = "firn_client" if isinstance(broker, FirnBroker) else "kafka_client"
