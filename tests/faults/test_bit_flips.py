@@ -138,7 +138,8 @@ class Checked:
             since = kit.broker.partitions.get(kit.broker.topic(topic), 0).horizon
             records = await kit.read(topic, view=view, offset=offset, since=since)
         except SnapshotExpired:  # a compaction that is due has run meanwhile
-            return await self.read(kit, topic, view=view)
+            await self.read(kit, topic, view=view)
+            return
         except MalformedBatch as error:  # by the reader's own check of the bytes
             self.errors.append(error)
             return
