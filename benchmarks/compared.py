@@ -50,7 +50,7 @@ FULL = Sizes(
 )  # fmt: skip
 QUICK = Sizes(
     runs=1, records=60_000, one_at_a_time=200, in_flight=2_000, compaction=80_000, get_keys=10_000, gets=500,
-    start_records=20_000, alone_keys=20_000, alone_rounds=3, spread_records=20_000, partitions=(1, 100), queues=2_000,
+    start_records=20_000, alone_keys=20_000, alone_rounds=1, spread_records=20_000, partitions=(1, 100), queues=2_000,
     table_keys=20_000, distinct_keys=100_000, restart_bytes=20_000_000,
 )  # fmt: skip
 

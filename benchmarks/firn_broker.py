@@ -17,7 +17,7 @@ from firn.client.blocking import Client
 READY_S = 120.0
 SETTLE_POLL_S = 0.01
 # No compaction but by force, and nothing leaves the raw log: what is measured is what was asked for.
-QUIET = {
+QUIET: dict[str, dict[str, Any]] = {
     "compaction": {
         "minDirtyRatio": 1.0,
         "backlogThreshold": "1024Gi",
