@@ -58,12 +58,12 @@ add up to the size exactly. Source: the design's storage chapter; `docs/formats.
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum, IntFlag
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import pairwise
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import cramjam
 import msgpack
@@ -387,6 +387,26 @@ def columns_of(
     )
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _refusing(column: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Make a decoder of a text column raise MalformedBatch for bytes that it cannot hold."""
+
+    def wrap(decode: Callable[P, R]) -> Callable[P, R]:
+        @wraps(decode)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return decode(*args, **kwargs)
+            except (ValueError, IndexError, TypeError, msgpack.UnpackException) as error:
+                raise MalformedBatch(f"batch {column}: {error}") from error
+
+        return checked
+
+    return wrap
+
+
 def encode_tags(tags: Sequence[str | None] | None) -> bytes:
     if tags is None or all(tag is None for tag in tags):
         return b""
@@ -395,6 +415,7 @@ def encode_tags(tags: Sequence[str | None] | None) -> bytes:
     return lengths.tobytes() + b"".join(tag for tag in raw if tag)
 
 
+@_refusing("tags")
 def decode_tags(column: Buffer, records: int) -> list[str | None]:
     if not len(column):
         return [None] * records
@@ -410,6 +431,7 @@ def encode_queues(queues: Sequence[Sequence[str]] | None) -> bytes:
     return counts.tobytes() + np.array([len(n) for n in names], "<u2").tobytes() + b"".join(names)
 
 
+@_refusing("queues")
 def decode_queues(column: Buffer, records: int) -> list[tuple[str, ...]]:
     if not len(column):
         return [()] * records
@@ -431,6 +453,7 @@ def encode_headers(headers: Sequence[Mapping[str, str] | None] | None) -> bytes:
     return np.array([len(m) for m in maps], "<i4").tobytes() + b"".join(maps)
 
 
+@_refusing("headers")
 def decode_headers(column: Buffer, records: int) -> list[dict[str, str]]:
     if not len(column):
         return [{}] * records

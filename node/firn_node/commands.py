@@ -20,7 +20,7 @@ SINGLE = "this build runs a single broker"
 
 
 def commands(app: typer.Typer) -> None:
-    """Add ``up``, ``verify``, ``dump``, ``index`` and ``bench``. The entry point ``firn.commands``."""
+    """Add ``up``, ``verify``, ``dump`` and ``index``. The entry point ``firn.commands``."""
     app.command("up", help="Run a broker in the foreground until SIGINT or SIGTERM.")(_with_setting_flags(up))
     app.command("verify", help="Audit a stopped broker's data folder; damaged files are named.")(verify)
     app.command("dump", help="Print any file of a data folder.")(dump)
@@ -28,11 +28,6 @@ def commands(app: typer.Typer) -> None:
     index.command("migrate", help="Rebuild the index of a stopped broker as another kind.")(index_migrate)
     index.callback()(_index)
     app.add_typer(index, name="index")
-    app.command(
-        "bench",
-        help="Measure produce, consume, get or compact against a broker.",
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    )(bench)
 
 
 def _index() -> None:
@@ -147,13 +142,3 @@ def index_migrate(
     if to not in INDEX_KINDS:
         raise typer.BadParameter(f"--to: {to!r} is unknown; expected one of {', '.join(INDEX_KINDS)}")
     print(migrate_index(data, to))
-
-
-def bench(
-    ctx: typer.Context, what: Annotated[str, typer.Argument(metavar="produce|consume|get|compact")]
-) -> None:
-    if what not in ("produce", "consume", "get", "compact"):
-        raise typer.BadParameter(f"{what!r} is unknown; expected produce, consume, get or compact")
-    fail(
-        f"firn bench {what} is not in this build; `make bench` runs the measurements of the benchmarks folder"
-    )

@@ -7,11 +7,11 @@ from importlib.metadata import entry_points
 import typer
 
 from firn import __version__
-from firn.cli import compact, consume, later, lookup, produce, status, topics
+from firn.cli import bench, compact, consume, later, lookup, produce, status, topics
 from firn.cli.running import BrokerOption, Failure, TimeoutOption, quiet_stdout, sentence_of, set_common
 from firn.errors import FirnError, Unavailable
 
-NODE_COMMANDS = ("up", "verify", "dump", "index", "bench")
+NODE_COMMANDS = ("up", "verify", "dump", "index")
 _NO_BROKER = "; start a broker with `firn up --data DIR`, or say where it is with --broker or $FIRN_BROKER"
 _CLI_HELP = "firn: a key-compacted message log. Exit codes: 0 done, 1 failed, 2 wrong usage."
 
@@ -43,7 +43,7 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_common)
-    for module in (topics, produce, consume, lookup, compact, status):
+    for module in (topics, produce, consume, lookup, compact, status, bench):
         module.register(app)
     later.register(app)
     missing: ImportError | None = None

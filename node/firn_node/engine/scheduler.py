@@ -50,6 +50,7 @@ class _Work:
     result: PartitionCompaction
     with_active: bool
     force: bool
+    is_automatic: bool = False
     upto: int = 0
     dirty_before: int = 0
     dirty_left: int = 0
@@ -172,7 +173,9 @@ class Scheduler:
             except (FirnError, OSError):
                 continue  # parked: its own retry tells
             _log.info("compacting %s/%d: %s", topic.name, number, due.reason)
-            works.append(_Work(partition, PartitionCompaction(number), due.with_active, force=False))
+            works.append(
+                _Work(partition, PartitionCompaction(number), due.with_active, force=False, is_automatic=True)
+            )
         await self._compact(works, lambda: False)
         return bool(works)
 
@@ -376,7 +379,9 @@ class Scheduler:
                 "compaction of %s/%d failed: %s", partition.topic.name, partition.number, result.reason
             )
         else:
-            state.failures, state.retry_ms = 0, now + _SPACING_MS
+            state.failures = 0
+            if work.is_automatic:  # one that was asked for does not put off what is due
+                state.retry_ms = now + _SPACING_MS
         if manifest.horizon > state.horizon:
             state.horizon = manifest.horizon
             state.dirty_bytes = max(0, state.dirty_bytes - work.dirty_before + work.dirty_left)
