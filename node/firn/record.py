@@ -138,15 +138,27 @@ def _get_int(document: dict[str, Any], name: str) -> int | None:
     raise Invalid(f'"{name}": expected an integer, found {value!r}')
 
 
+def message_id(group: int, position: int, row: int, topic_id: int) -> str:
+    """The id of row ``row`` of the batch at a commit log position: ``GROUP-POSITION-ROW-TOPICID``, all in hex."""
+    return f"{group:x}-{position:x}-{row:x}-{topic_id:x}"
+
+
 def records_of(batch: Batch, topic: str, *, start: int = 0) -> Iterator[Record]:
     """The records of a batch from offset ``start`` on, in offset order."""
     return iter(record_list(batch, topic, start=start))
 
 
 def record_list(
-    batch: Batch, topic: str, *, start: int = 0, keep: NDArray[np.bool_] | None = None
+    batch: Batch,
+    topic: str,
+    *,
+    start: int = 0,
+    keep: NDArray[np.bool_] | None = None,
+    place: tuple[int, int] | None = None,
 ) -> list[Record]:
     """The records of a batch from offset ``start`` on, in offset order; of these the rows that ``keep`` has True.
+
+    ``place``: broker group and commit log position of the batch; the records then have their message ids.
 
     Errors: MalformedBatch.
     """
@@ -160,11 +172,15 @@ def record_list(
     columns.append(batch.tag_list() if len(c.tags) else repeat(None))
     columns.append(batch.header_list() if len(c.headers) else repeat(NO_HEADERS))
     columns.append(batch.queue_list() if len(c.queues) else repeat(()))
+    if place is None:
+        columns.append(repeat(None))
+    else:
+        columns.append([message_id(*place, row, h.topic_id) for row in range(h.records)])
     if keep is not None:
         chosen = keep.tolist()
         columns = [x if isinstance(x, repeat) else list(compress(x, chosen)) for x in columns]
     with collector_at_rest():
-        rows = zip(repeat(topic), repeat(h.partition), *columns, repeat(None), strict=False)
+        rows = zip(repeat(topic), repeat(h.partition), *columns, strict=False)
         return list(map(partial(tuple.__new__, Record), rows))
 
 

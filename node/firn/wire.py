@@ -43,6 +43,19 @@ offset type field      note
 12     u32  crc        CRC-32C of the bits
 16     ...  bits       1 bit a row, least significant first; 1: masked
 ====== ==== ========== ==================================================
+
+A reader of the raw view that asks for ``positions`` finds, before the first batch of each run, where that batch
+lies in the commit log; those behind it follow without a gap. Message ids are made of it.
+
+====== ==== ========== ==================================================
+offset type field      note
+====== ==== ========== ==================================================
+0      u32  magic      0x534F5046, the bytes ``FPOS``
+4      u32  size       24
+8      u32  group      the broker group
+12     u32  crc        CRC-32C of the last 8 bytes
+16     u64  position   of the batch that follows
+====== ==== ========== ==================================================
 """
 
 import struct
@@ -201,12 +214,29 @@ def mask_block(masked: NDArray[np.bool_]) -> bytes:
     return _MASK.pack(MASK_MAGIC, _MASK.size + len(bits), len(masked), crc32c(bits)) + bits
 
 
+PLACE_MAGIC = 0x534F5046
+_PLACE = struct.Struct("<IIIIQ")
+
+
+def place_block(group: int, position: int) -> bytes:
+    """The block that says where the batch behind it lies in the commit log of a broker group."""
+    return _PLACE.pack(PLACE_MAGIC, _PLACE.size, group, crc32c(position.to_bytes(8, "little")), position)
+
+
+def _parse_place(view: memoryview, at: int) -> tuple[tuple[int, int], int]:
+    _, size, group, crc, position = _PLACE.unpack_from(view, at)
+    if size != _PLACE.size or crc != crc32c(position.to_bytes(8, "little")):
+        raise MalformedBatch(f"position block at byte {at}: malformed")
+    return (group, position), at + size
+
+
 @dataclass(frozen=True, slots=True)
 class Item:
     """A batch of a bulk read; ``masked`` is None when every row is to be delivered."""
 
     batch: Batch
     masked: NDArray[np.bool_] | None
+    place: tuple[int, int] | None = None  # (broker group, commit log position), where asked for
 
 
 def items(data: Buffer, *, keys_only: bool = False) -> Iterator[Item]:
@@ -214,10 +244,14 @@ def items(data: Buffer, *, keys_only: bool = False) -> Iterator[Item]:
 
     Errors: MalformedBatch.
     """
-    view, at, masked = memoryview(data), 0, None
+    view, at, masked, place = memoryview(data), 0, None, None
     while at < len(view):
-        if len(view) - at >= _MASK.size and _MASK.unpack_from(view, at)[0] == MASK_MAGIC:
+        magic = int.from_bytes(view[at : at + 4], "little")
+        if magic == MASK_MAGIC and len(view) - at >= _MASK.size:
             masked, at = _parse_mask(view, at)
+            continue
+        if magic == PLACE_MAGIC and len(view) - at >= _PLACE.size:
+            place, at = _parse_place(view, at)
             continue
         header = parse_header(view, at)
         size = 104 + header.keys_bytes if keys_only else header.size
@@ -227,8 +261,9 @@ def items(data: Buffer, *, keys_only: bool = False) -> Iterator[Item]:
             raise MalformedBatch(
                 f"bulk read: a mask of {len(masked)} rows before a batch of {header.records}"
             )
-        yield Item(Batch(view[at : at + size], header), masked)
+        yield Item(Batch(view[at : at + size], header), masked, place)
         masked = None
+        place = None if place is None else (place[0], place[1] + header.size)
         at += size
 
 

@@ -83,9 +83,32 @@ async def _serve(
             await asyncio.sleep(READY_POLL_S)
         if not stopping.is_set():
             announcer.ready(server.address)
-        await stopping.wait()
+        loading = asyncio.create_task(asyncio.to_thread(_load_kernels))
+        await _until_stopped_or_failed(broker, stopping)
+        await loading
     finally:
         await server.stop()
+
+
+def _load_kernels() -> None:
+    """What the first compaction would load otherwise: the start did not wait for it."""
+    from firn_node.kernels.jit import load_all
+
+    load_all()
+
+
+async def _until_stopped_or_failed(broker: "Broker", stopping: asyncio.Event) -> None:
+    """Errors: Unavailable, with the reason, when the broker must be started anew (a failed fsync)."""
+    stop, failed = asyncio.create_task(stopping.wait()), asyncio.create_task(broker.failed())
+    try:
+        await asyncio.wait([stop, failed], return_when=asyncio.FIRST_COMPLETED)
+        if failed.done():
+            raise Unavailable(
+                f"the broker ends: {failed.result()}; start it again, it recovers from its disk"
+            )
+    finally:
+        stop.cancel()
+        failed.cancel()
 
 
 def _port_error(settings: BrokerSettings, error: OSError) -> Exception:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from firn.cli.printing import json_line, tsv_bytes
+from firn.cli.printing import json_bytes_with_id, json_line, tsv_bytes
 from firn.cli.running import BrokerOption, TimeoutOption, checked, connect, quiet_stdout, run
 from firn.cli.times import Start, parse_start
 from firn.record import Record
@@ -46,6 +46,7 @@ def consume(
     group: Annotated[str | None, typer.Option("--group", metavar="G", show_default=False)] = None,
     count_max: Annotated[int | None, typer.Option("--max", metavar="N", show_default=False)] = None,
     format: Annotated[str, typer.Option("--format", metavar="jsonl|tsv")] = "jsonl",
+    ids: Annotated[bool, typer.Option("--ids", help="With --view raw: print message ids too.")] = False,
     broker: BrokerOption = None,
     timeout: TimeoutOption = None,
 ) -> None:  # fmt: skip
@@ -68,11 +69,10 @@ def consume(
         async with connect(broker, timeout) as client:
             reader = client.reader(
                 topic, view=view, start=_start(start, group), until_end=not follow, queue=queue, group=group,
+                ids=ids,
                 partitions=None if partition is None else [partition],
             )  # fmt: skip
-            printing = Printing(
-                client, reader, topic, group, _jsonl if format == "jsonl" else _tsv, count_max
-            )
+            printing = Printing(client, reader, topic, group, _printer(format, ids), count_max)
             await printing.run()
 
     try:
@@ -92,6 +92,16 @@ def _start(given: Start | None, group: str | None) -> Any:
     if kind == "offset":
         return number
     return f"@{number}" if kind == "time" else kind
+
+
+def _printer(format: str, ids: bool) -> Callable[[list[Record]], bytes]:
+    if format == "tsv":
+        return _tsv
+    return _jsonl_with_ids if ids else _jsonl
+
+
+def _jsonl_with_ids(records: list[Record]) -> bytes:
+    return b"".join(map(json_bytes_with_id, records))
 
 
 def _jsonl(records: list[Record]) -> bytes:

@@ -36,6 +36,11 @@ def json_bytes(record: Record) -> bytes:
     return json_line(record).encode()
 
 
+def json_bytes_with_id(record: Record) -> bytes:
+    """The record's JSON object with its message id as the last key, and a newline."""
+    return (compact_json({**record.document(), "id": record.id}) + "\n").encode()
+
+
 def tsv_bytes(record: Record, separator: bytes = b"\t") -> bytes:
     """Key, separator, value and a newline; a tombstone has an empty value. Bytes as they are."""
     return record.key + separator + (record.value or b"") + b"\n"

@@ -345,6 +345,9 @@ class Client:
     ) -> list[Record]:
         return self._run(self._inner.query(topic, key, since=since, until=until))
 
+    def find(self, topic: str, id: str) -> Record | None:
+        return self._run(self._inner.find(topic, id))
+
     def commit_offsets(
         self, group: str, topic: str, offsets: Mapping[int, GroupOffset | tuple[int, int | None] | int]
     ) -> None:

@@ -247,6 +247,7 @@ class Client:
         group: str | None = None,
         queue: str | None = None,
         tag: str | None = None,
+        ids: bool = False,
         read_from: str | None = None,
         snapshot: Snapshot | None = None,
         page_bytes: int = PAGE_BYTES,
@@ -257,7 +258,8 @@ class Client:
         ``view``: compacted (default; raw of a light queue) or raw. ``start``: earliest (default), latest,
         committed (default with a group), an offset, a time (datetime, RFC 3339 or ``@MILLISECONDS``), or a mapping
         of partition to offset. ``read_from``: the address of the broker to read from. A reader of a snapshot reads
-        it to its end.
+        it to its end. ``ids``: records of the raw view come with their message ids (``record.id``), which
+        ``find`` resolves.
         """
         chosen = view or ("compacted" if queue is None else "raw")
         if chosen not in ("compacted", "raw"):
@@ -267,7 +269,7 @@ class Client:
         if snapshot is not None and (snapshot.topic != topic or queue is not None or chosen == "raw"):
             raise Invalid(f"a snapshot of {snapshot.topic} is read as that topic's compacted view")
         source = Source(
-            topic, chosen, until_end=until_end or snapshot is not None, queue=queue, tag=tag,
+            topic, chosen, until_end=until_end or snapshot is not None, queue=queue, tag=tag, ids=ids,
             snapshot=None if snapshot is None else snapshot.id, read_from=read_from,
             page_bytes=page_bytes, prefetch_bytes=prefetch_bytes,
         )  # fmt: skip
@@ -301,6 +303,14 @@ class Client:
         return [
             record_of(found) for found in (document["records"] if isinstance(document, dict) else document)
         ]
+
+    async def find(self, topic: str, id: str) -> Record | None:
+        """The record that a message id names, as long as it is retained; None when there is none."""
+        try:
+            answer = await self._transport.request("GET", path_of("topics", topic, "ids", id))
+        except NotFound:
+            return None
+        return record_of(answer.document())
 
     # Groups, compaction, status
 

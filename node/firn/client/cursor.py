@@ -13,7 +13,7 @@ Invariants:
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -65,13 +65,14 @@ class Piece:
 
     batch: Batch
     keep: NDArray[np.bool_] | None
+    place: tuple[int, int] | None = None
 
     @property
     def rows(self) -> int:
         return self.batch.header.records if self.keep is None else int(self.keep.sum())
 
     def records(self, topic: str) -> list[Record]:
-        return record_list(self.batch, topic, keep=self.keep)
+        return record_list(self.batch, topic, keep=self.keep, place=self.place)
 
     def entries(self) -> Iterator[tuple[int, bytes, bytes | None]]:
         """Offset, key and value of each row."""
@@ -199,7 +200,7 @@ class Cursor:
             last = header.last_offset
             piece = self._piece(batch, item.masked, meta.next_offset)
             if piece is not None:
-                found.append(piece)
+                found.append(piece if item.place is None else replace(piece, place=item.place))
         return found
 
     def _piece(self, batch: Batch, masked: NDArray[np.bool_] | None, next_offset: int) -> Piece | None:

@@ -37,6 +37,7 @@ class Source:
     queue: str | None = None
     tag: str | None = None
     snapshot: str | None = None
+    ids: bool = False  # records of the raw view come with their message ids
     read_from: str | None = None  # an address; None: the preferred broker
     page_bytes: int = PAGE_BYTES
     prefetch_bytes: int = PREFETCH_BYTES
@@ -149,7 +150,7 @@ class Feed:
         meta: dict[str, Any] = {
             "topic": source.topic, "partition": cursor.partition, "view": source.view, "offset": cursor.offset,
             "since": cursor.since, "queue": source.queue, "tag": source.tag,
-            "max_bytes": source.page_bytes, "credit": source.page_bytes,
+            "max_bytes": source.page_bytes, "credit": source.page_bytes, "positions": source.ids,
         }  # fmt: skip
         started = loop.time()
         try:
@@ -188,7 +189,7 @@ async def read_page(
         query={
             "view": source.view, "offset": cursor.offset, "since": cursor.since, "snapshot": source.snapshot,
             "queue": source.queue, "tag": source.tag, "max_bytes": max_bytes or source.page_bytes,
-            "wait_ms": wait_ms or None,
+            "wait_ms": wait_ms or None, "positions": "true" if source.ids else None,
         },
         headers={"Accept": BATCHES_TYPE},
         address=source.read_from,

@@ -44,6 +44,7 @@ class ReadRequest:
     queue: str | None = None  # a light queue; ``offset`` then counts the queue's own offsets
     tag: str | None = None
     keys_only: bool = False
+    positions: bool = False  # raw view: say where each run of batches lies in the commit log
     max_bytes: int = 1 << 20
     wait_ms: int = 0
 
@@ -65,9 +66,6 @@ class ReadResult:
     generation: int = 0
     # For a light queue: the (queue offset, row) pairs that of each batch are to be delivered, in order.
     queue_rows: list[list[tuple[int, int]]] | None = None
-    # Of raw reads: (commit log position, bytes) of each run of neighbouring batches, in the order of the bytes
-    # sent; a message id is made of a batch's position. Empty where bytes do not come from the commit log.
-    positions: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def size(self) -> int:

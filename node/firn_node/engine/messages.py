@@ -1,6 +1,6 @@
 """Finding raw records by key and time range, and by message id.
 
-A message id is ``GROUP-POSITION-ROW-TOPICID`` (the last three in hex). It resolves as long as the commit log
+A message id is ``GROUP-POSITION-ROW-TOPICID``, all in hex. It resolves as long as the commit log
 retains the record.
 """
 
@@ -8,16 +8,12 @@ from collections.abc import Iterator
 
 from firn.batch import Batch
 from firn.errors import Corrupt, Invalid, MalformedBatch
-from firn.record import Record, records_of
+from firn.record import Record, message_id, records_of
 from firn_node.engine.api import TopicInfo
 from firn_node.engine.core import Core
 from firn_node.engine.lookup import BatchCache
 
-GROUP = "0"  # the broker group of a single broker
-
-
-def message_id(position: int, row: int, topic_id: int) -> str:
-    return f"{GROUP}-{position:x}-{row:x}-{topic_id:x}"
+GROUP = 0  # the broker group of a single broker
 
 
 def records_by_key(
@@ -31,7 +27,7 @@ def records_by_key(
         records = list(records_of(Batch(data), topic.name))
         for row in rows:
             if since_ms <= records[row].timestamp < until_ms:
-                yield with_id(records[row], message_id(position, row, topic.topic_id))
+                yield records[row]._replace(id=message_id(GROUP, position, row, topic.topic_id))
 
 
 def record_by_id(core: Core, batches: BatchCache, topic: TopicInfo, id: str) -> Record | None:
@@ -40,12 +36,9 @@ def record_by_id(core: Core, batches: BatchCache, topic: TopicInfo, id: str) -> 
     Errors: Invalid for a malformed id.
     """
     try:
-        group, *numbers = id.split("-")
-        position, row, topic_id = (int(n, 16) for n in numbers)
+        group, position, row, topic_id = (int(n, 16) for n in id.split("-"))
     except ValueError as error:
-        raise Invalid(
-            f"message id {id!r}: expected GROUP-POSITION-ROW-TOPICID, the last three in hex"
-        ) from error
+        raise Invalid(f"message id {id!r}: expected GROUP-POSITION-ROW-TOPICID, all in hex") from error
     if group != GROUP or topic_id != topic.topic_id or position % 8:
         return None
     if not core.log.start <= position < core.dispatched_position:
@@ -56,11 +49,4 @@ def record_by_id(core: Core, batches: BatchCache, topic: TopicInfo, id: str) -> 
         return None  # no batch begins there
     if batch.header.topic_id != topic_id or not 0 <= row < batch.header.records:
         return None
-    return with_id(list(records_of(batch, topic.name))[row], id)
-
-
-def with_id(record: Record, id: str) -> Record:
-    return Record(
-        record.topic, record.partition, record.offset, record.timestamp, record.key, record.value, record.tag,
-        record.headers, record.queues, id,
-    )  # fmt: skip
+    return list(records_of(batch, topic.name))[row]._replace(id=id)

@@ -10,12 +10,14 @@ from dataclasses import dataclass
 from firn.batch import HEADER_BYTES, iterate
 from firn.crc import crc32c
 from firn.errors import BadOffset, Invalid, OffsetExpired, SnapshotExpired, Unavailable, UnknownTopic
+from firn.wire import place_block
 from firn_node.compaction.log import Pin
 from firn_node.compaction.manifest import Manifest
 from firn_node.engine.api import ReadRequest, ReadResult
 from firn_node.engine.core import Core
 from firn_node.engine.flusher import Flusher
 from firn_node.engine.lookup import Lookup
+from firn_node.engine.messages import GROUP
 from firn_node.engine.partition import Partition
 from firn_node.engine.partitions import Partitions
 from firn_node.engine.snapshots import Pinned, Snapshots
@@ -113,13 +115,11 @@ class Reader:
         else:
             self._check_retained(request, partition)
         try:
-            parts, next_offset, positions = self._raw(request, partition, request.offset, end)
+            parts, next_offset = self._raw(request, partition, request.offset, end)
         except OffsetExpired:
             self._check_retained(request, partition)  # the log was cut meanwhile: say where it begins now
             raise
-        result = _result(partition, manifest, parts, next_offset, end)
-        result.positions = positions
-        return result
+        return _result(partition, manifest, parts, next_offset, end)
 
     def _clean(self, request: ReadRequest, partition: Partition, pin: Pin, end: int) -> ReadResult:
         """Below the horizon, from one generation."""
@@ -148,13 +148,13 @@ class Reader:
                 request.offset, request.max_bytes, pin=pinned.pin, keys_only=request.keys_only
             )
         else:
-            parts, next_offset, _ = self._raw(request, partition, request.offset, pinned.end)
+            parts, next_offset = self._raw(request, partition, request.offset, pinned.end)
         return self._pinned_result(partition, pinned, parts, next_offset)
 
     def _raw(
         self, request: ReadRequest, partition: Partition, offset: int, end: int
-    ) -> tuple[list[bytes | FileRange], int, list[tuple[int, int]]]:
-        """Parts of the commit log from ``offset`` on, the next offset, and the (position, bytes) of each run."""
+    ) -> tuple[list[bytes | FileRange], int]:
+        """Parts of the commit log from ``offset`` on, and the next offset."""
         tag_hash = crc32c(request.tag.encode()) if request.tag is not None else 0
         runs: list[tuple[int, int]] = []
         total, at, full, looked = 0, offset, False, 0
@@ -174,17 +174,19 @@ class Reader:
                 _add_run(runs, entry)
                 total += entry.size
         if request.keys_only:
-            return self._keys_parts(runs), at, []
+            return self._keys_parts(runs), at
         parts: list[bytes | FileRange] = []
         try:
             for position, size in runs:
+                if request.positions:
+                    parts.append(place_block(GROUP, position))
                 parts += self.core.log.ranges(position, size)  # a run may cross into the next segment
         except BaseException:
             for part in parts:
                 if not isinstance(part, bytes):
                     part.lease.release()
             raise
-        return parts, at, runs
+        return parts, at
 
     def _keys_parts(self, runs: list[tuple[int, int]]) -> list[bytes | FileRange]:
         """Each batch's header and keys part."""

@@ -13,8 +13,9 @@ import hashlib
 import logging
 import os
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -102,33 +103,75 @@ class _UserFolder(_StampedLocator, caching.UserWideCacheLocator):
 caching.CacheImpl._locator_classes[:0] = [_GivenFolder, _PackageFolder, _UserFolder]
 
 
+class Kernel:
+    """A kernel that is loaded when it is first called: a start pays for what it uses alone."""
+
+    __slots__ = ("_compiled", "_function", "_lock", "_signatures")
+
+    def __init__(self, function: Callable[..., Any], signatures: Sequence[str]) -> None:
+        self._function = function
+        self._signatures = list(signatures)
+        self._compiled: Any = None
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: Any) -> Any:
+        compiled = self._compiled
+        return (compiled if compiled is not None else self.load())(*args)
+
+    @property
+    def py_func(self) -> Callable[..., Any]:
+        return self._function
+
+    def load(self) -> Any:
+        """The compiled function, from the cache or compiled now."""
+        with self._lock:
+            if self._compiled is None:
+                self._compiled = _compiled(self._function, self._signatures)
+            return self._compiled
+
+
+kernels: list[Kernel] = []
+
+
+def load_all() -> None:
+    """Load every kernel of the modules that are imported."""
+    for kernel in list(kernels):
+        kernel.load()
+
+
 def kernel(*signatures: str) -> Callable[[F], F]:
-    """Compile for exactly these signatures, without the GIL, cached on disk.
+    """Compile for exactly these signatures, without the GIL, cached on disk; loaded at the first call.
 
     Read-only and writable arrays are different types: name ``Array(uint8, 1, 'C', readonly=True)`` for views
     of received bytes; it takes writable ones too.
     """
 
     def wrap(function: F) -> F:
-        began = time.perf_counter()
-        options: dict[str, Any] = {"nogil": True, "boundscheck": False}
-        try:
-            compiled: Any = _njit(list(signatures), cache=True, **options)(function)
-            is_compiled = bool(compiled.stats.cache_misses)
-        except RuntimeError as error:
-            if "cannot cache" not in str(error):
-                raise
-            compiled, is_compiled = _njit(list(signatures), **options)(function), True
-        found = Loaded(function.__name__, time.perf_counter() - began, is_compiled)
-        if is_compiled:
-            log.warning(
-                "compiled the kernel %s in %.1f s; `python -m firn_node.kernels.warm` does it ahead",
-                found.name, found.seconds,
-            )  # fmt: skip
-        loaded.append(found)
-        return cast(F, compiled)
+        made = Kernel(function, signatures)
+        kernels.append(made)
+        return cast(F, made)
 
     return wrap
+
+
+def _compiled(function: Callable[..., Any], signatures: list[str]) -> Any:
+    began = time.perf_counter()
+    options: dict[str, Any] = {"nogil": True, "boundscheck": False}
+    try:
+        compiled: Any = _njit(signatures, cache=True, **options)(function)
+        is_compiled = bool(compiled.stats.cache_misses)
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+        compiled, is_compiled = _njit(signatures, **options)(function), True
+    found = Loaded(function.__name__, time.perf_counter() - began, is_compiled)
+    if is_compiled:
+        log.warning(
+            "compiled the kernel %s in %.1f s; `python -m firn_node.kernels.warm` does it ahead",
+            found.name, found.seconds,
+        )  # fmt: skip
+    loaded.append(found)
+    return compiled
 
 
 def helper(function: F) -> F:

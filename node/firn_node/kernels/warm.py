@@ -36,10 +36,11 @@ def main() -> int:
     print(f"numba loaded in {time.perf_counter() - began:.2f} s", flush=True)
     for i, name in enumerate(names, 1):
         import_module(f"firn_node.kernels.{name}")
+        jit.load_all()
         while len(jit.loaded) > 0:
-            kernel = jit.loaded.pop(0)
-            how = "compiled" if kernel.is_compiled else "from the cache"
-            print(f"[{i}/{len(names)}] {name}.{kernel.name}: {how}, {kernel.seconds:.3f} s", flush=True)
+            ready = jit.loaded.pop(0)
+            how = "compiled" if ready.is_compiled else "from the cache"
+            print(f"[{i}/{len(names)}] {name}.{ready.name}: {how}, {ready.seconds:.3f} s", flush=True)
     write_bytecode()
     print(f"all kernels are ready, {time.perf_counter() - began:.2f} s")
     return 0

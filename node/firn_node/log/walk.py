@@ -5,21 +5,17 @@ when the log was opened, and readers check CRCs. ``sound_bytes`` is the check of
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from firn.batch import FLAGS_KNOWN, HEADER_BYTES, LENGTHS_BYTES, MAGIC, VERSION
+from firn.batch import HEADER_BYTES, MAGIC
 from firn.errors import Corrupt
 from firn_node.disk import File
-from firn_node.kernels.checksum import crc32c_of, header_crc_of
-from firn_node.kernels.inline import load_i64, load_u16, load_u32, load_u64
-from firn_node.kernels.jit import kernel
+from firn_node.kernels.logwalk import sound, walk
 
 WINDOW = 1 << 20
-_HEADER = HEADER_BYTES
-_MAGIC = MAGIC
 
 
 class Headers(NamedTuple):
@@ -32,53 +28,9 @@ class Headers(NamedTuple):
     end: int
 
 
-@kernel("int64(Array(uint8, 1, 'C', readonly=True), int64[::1], int64[::1], uint64[::1], int64[::1])")
-def _walk(data: Any, starts: Any, sizes: Any, topic_ids: Any, append_ms: Any) -> Any:
-    """Fill the arrays with one row a whole batch; their count. Empty arrays: count alone."""
-    at = np.int64(0)
-    count = 0
-    while at + _HEADER <= len(data):
-        size = np.int64(load_u32(data, at + 12))
-        if load_u32(data, at) != _MAGIC or size < _HEADER or size % 8 != 0 or at + size > len(data):
-            break
-        if len(starts):
-            topic_ids[count] = load_u64(data, at + 32)
-            append_ms[count] = load_i64(data, at + 96)
-            starts[count] = at
-            sizes[count] = size
-        at += size
-        count += 1
-    return count
-
-
-@kernel("int64(Array(uint8, 1, 'C', readonly=True))")
-def _sound(data: Any) -> Any:
-    """See ``sound_bytes``."""
-    at = np.int64(0)
-    while at + _HEADER <= len(data):
-        flags = np.int64(load_u16(data, at + 6))
-        size = np.int64(load_u32(data, at + 12))
-        keys_bytes = np.int64(load_u32(data, at + 16))
-        if load_u32(data, at) != _MAGIC or load_u16(data, at + 4) != VERSION or flags & ~FLAGS_KNOWN:
-            break
-        if flags & 3 == 3 or flags >> 2 & 3 == 3 or flags >> 4 & 3 == 3 or load_u32(data, at + 20) < 1:
-            break
-        if np.uint64(load_u32(data, at + 8)) != header_crc_of(data, at) or at + size > len(data):
-            break
-        split = at + _HEADER + keys_bytes
-        if size % 8 or keys_bytes % 8 or keys_bytes < LENGTHS_BYTES or split > at + size:
-            break
-        if crc32c_of(data, at + _HEADER, split) != np.uint64(load_u32(data, at + 24)):
-            break
-        if crc32c_of(data, split, at + size) != np.uint64(load_u32(data, at + 28)):
-            break
-        at += size
-    return at
-
-
 def sound_bytes(data: bytes) -> int:
     """Bytes of the whole batches that ``data`` begins with whose header and checksums hold."""
-    return int(_sound(np.frombuffer(data, np.uint8)))
+    return int(sound(np.frombuffer(data, np.uint8)))
 
 
 _NO_I8, _NO_U8 = np.empty(0, np.int64), np.empty(0, np.uint64)
@@ -87,11 +39,11 @@ _NO_I8, _NO_U8 = np.empty(0, np.int64), np.empty(0, np.uint64)
 def headers(data: bytes) -> Headers:
     """The headers of the whole batches at the beginning of ``data``; stops at the first byte that is none."""
     view = np.frombuffer(data, np.uint8)
-    count = int(_walk(view, _NO_I8, _NO_I8, _NO_U8, _NO_I8))
+    count = int(walk(view, _NO_I8, _NO_I8, _NO_U8, _NO_I8))
     starts, sizes, stamps = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
     topics = np.empty(count, np.uint64)
     if count:
-        _walk(view, starts, sizes, topics, stamps)
+        walk(view, starts, sizes, topics, stamps)
     return Headers(starts, sizes, topics, stamps, int(starts[-1] + sizes[-1]) if count else 0)
 
 

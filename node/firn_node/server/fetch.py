@@ -152,6 +152,7 @@ def parse_fetch(meta: dict[str, Any]) -> ReadRequest:
         queue=queue,
         tag=_text(meta, "tag"),
         keys_only=projection == "keys",
+        positions=meta.get("positions") is True,
         max_bytes=min(READ_BYTES_MAX, _integer(meta, "max_bytes", 1, default=1 << 20) or 1),
     )
 

@@ -51,6 +51,7 @@ def parse_request(topic: str, partition: int, query: Query) -> ReadRequest:
         queue=queue,
         tag=query.text("tag"),
         keys_only=query.choice("projection", ("all", "keys")) == "keys",
+        positions=query.choice("positions", ("false", "true")) == "true",
         max_bytes=min(max_bytes or 1 << 20, READ_BYTES_MAX),
         wait_ms=wait_ms or 0,
     )
