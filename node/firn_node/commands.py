@@ -7,6 +7,7 @@ Nothing heavy is imported here: every ``firn`` command loads this module. A flag
 import inspect
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -102,6 +103,7 @@ def up(
         raise typer.BadParameter("no data folder: give --data DIR, `data` in the --config file or $FIRN_DATA")
     settings = configure(flags, file=file, file_name=file_name, environment=os.environ).settings
     check_listen(settings.host, insecure=insecure)
+    settings = replace(settings, insecure=insecure)
 
     from firn_node.config_topics import read_topic_files
     from firn_node.main import Announcer, start

@@ -19,6 +19,7 @@ class BrokerSettings:
     host: str = "127.0.0.1"  # loopback: never open by accident
     port: int = 7700
     node: str = "firn-0"  # this broker's name in status
+    insecure: bool = False  # listens beyond loopback without TLS and authentication; shown in status
     index: str = "rocksdb"  # rocksdb | files | mirrored
     log_segment_bytes: int = 256 << 20  # one file of the commit log; retention frees whole ones
     flush_interval_ms: int = 500  # how long `flush: interval` may stay unsynced

@@ -1,15 +1,17 @@
 """``verify``, ``dump`` and ``index migrate``: damage is found wherever it is, and named."""
 
 import json
-import random
 import shutil
 import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
 
 from firn_node.demo.process import BrokerProcess
 from support.firn_cli.calls import Ended, Run, Running, call
+from support.firn_cli.flips import flip_everywhere
 
 SPEC = [
     f"--set=compaction.{field}"
@@ -83,25 +85,12 @@ def test_a_sound_folder_is_said_to_be_sound_and_is_not_changed(bare: Run, copy: 
     assert {path: path.read_bytes() for path in files_of(copy)} == before
 
 
-def test_a_flipped_bit_anywhere_in_any_file_is_found_and_its_file_is_named(bare: Run, copy: Path) -> None:
-    from firn_node.offline.audit import audit_folder
-
-    chance = random.Random(7)
-    looked_at = set()
-    for path in files_of(copy):
-        if "index" in path.parts:
-            continue
-        whole = path.read_bytes()
-        for at in {0, len(whole) - 1, *(chance.randrange(len(whole)) for _ in range(6))}:
-            damaged = bytearray(whole)
-            damaged[at] ^= 1 << chance.randrange(8)
-            path.write_bytes(damaged)
-            found = audit_folder(str(copy))
-            assert str(path) in {damage.file for damage in found.damages}, (path.name, at, found.damages)
-        path.write_bytes(whole)
-        looked_at.add(path.suffix or path.name)
+def test_a_flipped_bit_anywhere_in_any_file_is_found_and_its_file_is_named(copy: Path) -> None:
+    # In a process of its own: RocksDB's threads do not survive a fork, and `call` forks this process.
+    with ProcessPoolExecutor(1, mp_context=get_context("forkserver")) as pool:
+        looked_at, missed = pool.submit(flip_everywhere, copy).result(timeout=120)
+    assert missed == []
     assert {".log", ".segment", ".mask", ".summary", "MANIFEST", "identity"} <= looked_at
-    assert audit_folder(str(copy)).damages == []
 
 
 def test_a_damaged_file_is_named_with_place_and_exit_code_1(bare: Run, copy: Path) -> None:

@@ -26,6 +26,7 @@ def broker_row(core: Core, *, state: str, address: str) -> dict[str, Any]:
         "lag_seconds": 0.0,
         "state": state,
         "read_only": health.read_only is not None or health.failed is not None,
+        "insecure": core.settings.insecure,
         "reason": health.reason,
     }
 
