@@ -115,7 +115,14 @@ def _firn_produce(
 
 
 def _kafka_produce(
-    broker: KafkaBroker, topic: str, records: int, keys: int, value_bytes: int, *, is_synced: bool
+    broker: KafkaBroker,
+    topic: str,
+    records: int,
+    keys: int,
+    value_bytes: int,
+    *,
+    is_synced: bool,
+    with_java: bool,
 ) -> Figures:
     settings = {"flush.messages": "1"} if is_synced else {}
     acks = "all" if is_synced else "1"
@@ -125,6 +132,8 @@ def _kafka_produce(
         value_bytes=value_bytes, acks=acks,
     )  # fmt: skip
     broker.delete_topic(topic)
+    if not with_java:
+        return {"produce": done["rate"]}
     broker.create_topic(f"{topic}-java", settings)
     printed = broker.tool(
         "org.apache.kafka.tools.ProducerPerformance", "--topic", f"{topic}-java", "--num-records", str(records),
@@ -137,6 +146,8 @@ def _kafka_produce(
 
 
 def _produce(name: str, title: str, value_bytes: int, *, is_synced: bool, many: Target) -> Workload:
+    with_java = value_bytes == 100 and not is_synced  # its figure is of use once
+
     def records(sizes: Sizes) -> int:
         return sizes.records // (3 if is_synced else 1) // (1 if value_bytes <= 100 else 6)
 
@@ -145,14 +156,17 @@ def _produce(name: str, title: str, value_bytes: int, *, is_synced: bool, many: 
         return _firn_produce(broker, topic, records(sizes), 100_000, value_bytes, flush)
 
     def kafka(broker: KafkaBroker, topic: str, sizes: Sizes) -> Figures:
-        return _kafka_produce(broker, topic, records(sizes), 100_000, value_bytes, is_synced=is_synced)
+        return _kafka_produce(
+            broker, topic, records(sizes), 100_000, value_bytes, is_synced=is_synced, with_java=with_java
+        )
 
-    rows = (
+    rows: tuple[RowOf, ...] = (
         RowOf(f"{title}, send", RATE, "send", _at_least(1), "produce"),
         RowOf(f"{title}, send_many", RATE, "send_many", many, "produce"),
         RowOf(f"{title}, send of the blocking client", RATE, "send_blocking", None, "produce"),
-        RowOf(f"{title}, send, Kafka's Java tool", RATE, "send", None, "java", peer="Java tool"),
     )
+    if with_java:
+        rows += (RowOf(f"{title}, send, Kafka's Java tool", RATE, "send", None, "java", peer="Java tool"),)
     return Workload(name, rows, firn, kafka)
 
 
