@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from firn.errors import Invalid, Unavailable
 from firn.topicspec import TopicDocument
 from firn_node.config_topics import apply_topics
+from firn_node.memory import bound_heaps
 from firn_node.settings import BrokerSettings
 
 if TYPE_CHECKING:
@@ -136,6 +137,7 @@ def _stop_on_signals(stopping: asyncio.Event) -> None:
 
 def start(settings: BrokerSettings, topics: Sequence[TopicDocument], announcer: Announcer) -> None:
     """Run one broker in this process until it is told to stop."""
+    bound_heaps()
     with contextlib.suppress(ImportError):  # imported first: it fixes the CPU that Numba compiles for
         from firn_node.kernels import jit  # noqa: F401
     from firn_node.server import install_uvloop

@@ -1,6 +1,7 @@
 """Finding raw records by key and time: exact, oldest first, with or without usable keys files."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from firn.batch import Batch, Identity, columns_of, encode
 from firn.errors import Corrupt
 from firn_node.filecache import FileCache
 from firn_node.kernels import secret_of
-from firn_node.log import keyquery
+from firn_node.log import keyquery, keysbuild
 from firn_node.log.commitlog import CommitLog
 from firn_node.log.headpage import HEAD_BYTES
 from firn_node.log.keyquery import KeyQueryIndex
@@ -81,7 +82,14 @@ def test_keys_and_topics_of_one_fingerprint_are_told_apart_by_their_bytes(
     ) -> tuple[np.ndarray, np.ndarray]:
         return np.full(len(lengths), 7, np.uint64), np.zeros(len(lengths), np.uint32)
 
+    inspect = keyquery.inspect_group
+
+    def same_group(*args: object, **options: object) -> object:
+        group = inspect(*args, **options)  # type: ignore[arg-type]
+        return replace(group, hi=np.full(len(group.hi), 7, np.uint64))
+
     monkeypatch.setattr(keyquery, "fingerprint", same)
+    monkeypatch.setattr(keyquery, "inspect_group", same_group)
     s = Setting()
     for serial in range(10):
         s.log.append([batch([b"Aa", b"aA"], topic_id=8 + 8 * (serial % 2), value=bytes(500))])
@@ -230,3 +238,19 @@ def test_files_and_scans_give_the_same_answer(groups: list[list[int]], wanted: i
     s.index.build_missing()
     assert s.index.missing() == []
     assert s.find(b"key-%d" % wanted) == scanned
+
+
+def test_a_build_through_the_scratch_file_finds_the_same_and_leaves_nothing_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(keysbuild, "CHUNK_PAIRS", 37)
+    s = Setting()
+    for serial in range(60):
+        keys = [b"key %d" % ((serial * 7 + i) % 50) for i in range(9)] + [b"hot"] * 3
+        s.log.append([batch(keys, topic_id=8, value=bytes(30))])
+    s.log.sync()
+    before = {key: s.find(key) for key in [b"hot", b"absent", *(b"key %d" % i for i in range(50))]}
+    assert len(before[b"hot"]) == 60
+    assert s.index.build_missing() > 0
+    assert {key: s.find(key) for key in before} == before
+    assert not [name for name in s.disk.list(FOLDER) if name.endswith(".tmp")]

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from firn.batch import HEADER_BYTES, Batch, Columns, corrupt, parse_header
 from firn.errors import Corrupt, MalformedBatch, OffsetExpired
 from firn_node import failpoints
-from firn_node.disk import Disk, File, replace_file
+from firn_node.disk import Disk, File
 from firn_node.filecache import FileCache
-from firn_node.kernels import fingerprint
+from firn_node.kernels import Fault, fault_error, fingerprint, inspect_group
 from firn_node.log.commitlog import CommitLog
 from firn_node.log.headpage import HEAD_BYTES
-from firn_node.log.keysfile import KeysHeader, Words, encode_pages, positions_of, read_header
+from firn_node.log.keysbuild import Pairs, pages_of
+from firn_node.log.keysfile import PAGE_BYTES, KeysHeader, positions_of, read_header
 from firn_node.log.segment import keys_path, segment_path
 
 WINDOW = 1 << 20
@@ -82,22 +83,19 @@ class KeyQueryIndex:
     def build(self, segment_start: int) -> None:
         """Build the keys file of a sealed segment. *Effects*: durable on return; may be repeated.
 
-        1. read and hash the keys parts, 2. drop the old file, 3. ``replace_file``. *Errors*: Corrupt, naming
-        the segment, when its batches are damaged.
+        1. read and hash the segment, 2. write a temporary file, its header last, 3. sync it, 4. drop what is
+        known of the old file, 5. rename, 6. sync the folder. *Errors*: Corrupt, naming the segment and the
+        position, when a batch is damaged.
         """
         with self._lock:
             end = dict(self._log.extents()[:-1]).get(segment_start)
             if end is None or end > self._log.durable_end:
                 return  # released, or not sealed and durable yet: nothing derived is ahead of the log
             truncations = self._log.truncations
-            path = keys_path(self._folder, segment_start)
             try:
-                header, pages = self._collect(segment_start, end)
-            except FileNotFoundError:
+                self._write(segment_start, end)
+            except (FileNotFoundError, OffsetExpired):
                 return
-            failpoints.step("log.keys.collected")
-            self._forget(segment_start)
-            replace_file(self._disk, path, [header.encode(), *pages])
             failpoints.step("log.keys.built")
             if self._log.truncations != truncations or segment_start < self._log.start:
                 self._forget(segment_start)  # the segment went, or changed, meanwhile
@@ -185,31 +183,55 @@ class KeyQueryIndex:
         self._known.pop(start, None)
         self._cache.retire(keys_path(self._folder, start))
 
-    def _collect(self, start: int, end: int) -> tuple[KeysHeader, list[bytes]]:
-        """Header and pages of a segment's keys file."""
-        hi: list[Words] = []
-        at: list[Words] = []
-        times: list[tuple[int, int, int]] = []
-        with self._cache.reading(segment_path(self._folder, start)) as file:
-            for position, batch in keys_parts(file, start, end):
-                h = batch.header
-                columns = batch.columns
-                words = fingerprint(columns.keys, columns.key_lengths, h.topic_id, self._secret)[0]
-                words = np.unique(words) if len(words) > 1 else words
-                hi.append(words)
-                at.append(np.full(len(words), position, np.uint64))
-                times.append((h.min_timestamp, h.max_timestamp, h.append_timestamp))
-        all_hi, all_at = np.concatenate(hi), np.concatenate(at)
-        order = np.argsort(
-            all_hi, kind="stable"
-        )  # positions ascend already, and stay so within a fingerprint
-        table = np.array(times, np.int64)
-        header = KeysHeader(
-            start=start, end=end, pairs=len(all_hi), probe=self._probe,
-            min_timestamp=int(table[:, 0].min()), max_timestamp=int(table[:, 1].max()),
-            min_append=int(table[:, 2].min()), max_append=int(table[:, 2].max()),
-        )  # fmt: skip
-        return header, encode_pages(all_hi[order], all_at[order])
+    def _write(self, start: int, end: int) -> None:
+        path = keys_path(self._folder, start)
+        temporary = f"{path}.tmp"
+        pairs = Pairs(self._disk, f"{path}.scratch.tmp")
+        file = None
+        try:
+            times = self._collect(start, end, pairs)
+            failpoints.step("log.keys.collected")
+            self._disk.unlink(temporary)
+            file = self._disk.open(temporary, "create")
+            count, at = 0, PAGE_BYTES
+            for more, pages in pages_of(pairs.ascending()):
+                at += file.pwrite(pages, at)
+                count += more
+            least, most = times.min(axis=0).tolist(), times.max(axis=0).tolist()
+            header = KeysHeader(
+                start=start, end=end, pairs=count, probe=self._probe, min_timestamp=least[0],
+                max_timestamp=most[1], min_append=least[2], max_append=most[2],
+            )  # fmt: skip
+            file.pwrite([header.encode()], 0)
+            file.sync()
+        finally:
+            pairs.close()
+            if file is not None:
+                file.close()
+        failpoints.step("log.keys.written")
+        self._forget(start)
+        self._disk.rename(temporary, path)
+        self._disk.sync_folder(self._folder)
+
+    def _collect(self, start: int, end: int, pairs: Pairs) -> NDArray[np.int64]:
+        """Add the pairs of a segment; (least, greatest timestamp, append time) of each portion of it."""
+        times: list[list[int]] = []
+        for position, data in self._log.scan(start, end):
+            group = inspect_group(data, self._secret, is_produce=False)
+            for i in np.flatnonzero(group.fault != Fault.OK).tolist():
+                path = segment_path(self._folder, start)
+                raise Corrupt(
+                    f"{path} at byte {position + int(group.start[i])}: {fault_error(group, i).message}",
+                    file=path, position=position + int(group.start[i]),
+                )  # fmt: skip
+            places = np.repeat((position + group.start).astype(np.uint64), group.records)
+            pairs.add(group.hi, places)
+            appended = group.append_timestamp
+            times.append(
+                [int(group.min_timestamp.min()), int(group.max_timestamp.max()), int(appended.min())]
+            )
+            times.append([times[-1][0], times[-1][1], int(appended.max())])
+        return np.array(times, np.int64)
 
 
 def rows_of(columns: Columns, key: bytes) -> NDArray[np.int64]:

@@ -80,10 +80,10 @@ class KeysHeader:
         return (raw + crc32c(raw).to_bytes(4, "little")).ljust(PAGE_BYTES, b"\0")
 
 
-def encode_pages(hi: Words, positions: Words) -> list[bytes]:
-    """The pages after the header. ``hi`` and ``positions`` are one row a pair, sorted and without repeats."""
+def encode_pages(hi: Words, positions: Words, *, first_number: int = 1) -> list[bytes]:
+    """Pages after the header. ``hi`` and ``positions`` are one row a pair, sorted and without repeats."""
     pages = []
-    for number, first in enumerate(range(0, len(hi), PAGE_PAIRS), 1):
+    for number, first in enumerate(range(0, len(hi), PAGE_PAIRS), first_number):
         count = min(PAGE_PAIRS, len(hi) - first)
         pairs = np.zeros((PAGE_PAIRS, 2), "<u8")
         pairs[:count, 0] = hi[first : first + count]
