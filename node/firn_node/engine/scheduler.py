@@ -24,6 +24,7 @@ from firn_node.engine.flusher import Flusher
 from firn_node.engine.partition import Partition
 from firn_node.engine.partitions import Partitions, note_clean, note_oldest
 from firn_node.index import Entry
+from firn_node.memory import trim
 from firn_node.kernels import ActiveIndex, sort_key_index
 
 U64 = NDArray[np.uint64]
@@ -276,6 +277,8 @@ class Scheduler:
             throttle=Throttle(settings.io_bytes_per_second),
             is_cancelled=lambda: self._stopping or is_cancelled(),
         )
+        jobs.clear()
+        trim()
 
     def _job(self, work: _Work) -> Job:
         partition, spec = work.partition, work.partition.topic.spec.compaction
