@@ -28,6 +28,7 @@ from firn.crc import crc32c
 from firn.errors import Corrupt
 from firn_node.filecache import FileCache
 from firn_node.kernels.compact import readonly
+from firn_node.kernels.lookup import lookup_newest
 
 BLOCK_ROWS = 4096
 ROW_BYTES = 16
@@ -145,6 +146,29 @@ def candidates(
         group = group[(group >= low) & (group <= high)]
         found += ((group & np.uint64(0xFFFFFFFF)) >> np.uint64(1)).astype(np.int64).tolist()
     return found[::-1]
+
+
+def newest_rows(
+    index: KeyIndex, hi: U64, lo: NDArray[np.uint32], read: Callable[[int], tuple[U64, U64]]
+) -> NDArray[np.int64]:
+    """The newest row of each fingerprint: -1 where there is none, -2 where ``candidates`` has to tell.
+
+    *Shape*: as ``hi`` and ``lo``. Every block is read once.
+    """
+    found = np.full(len(hi), -1, np.int64)
+    if not len(index.fences):
+        return found
+    last = np.searchsorted(index.fences, hi, "right") - 1
+    first = np.maximum(np.searchsorted(index.fences, hi, "left") - 1, 0)
+    found[last > first] = -2
+    order = np.argsort(hi)
+    order = order[last[order] == first[order]]
+    blocks = first[order]
+    for part in np.split(order, np.flatnonzero(np.diff(blocks)) + 1):
+        if len(part):
+            his, words = read(int(first[part[0]]))
+            found[part] = lookup_newest(his, words, hi[part], lo[part])
+    return found
 
 
 class KeyIndexWriter:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import RLock
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,18 +34,21 @@ from firn_node.compaction.keyindex import (
     DamagedIndex,
     FileKeyIndex,
     candidates,
+    newest_rows,
 )
 from firn_node.compaction.manifest import CleanSegment, DirtySegment, Manifest
+from firn_node.compaction.rows import FoundRow
 from firn_node.compaction.segment import KIND_KEYS, Layout, SegmentReader, SegmentWriter, open_key_index
-from firn_node.compaction.view import FoundRow, Part, SegmentView, View, load_mask
+from firn_node.compaction.view import Part, SegmentView, View, load_mask
 from firn_node.disk import Disk, read_file
 from firn_node.filecache import FileCache
 from firn_node.kernels.hashing import fingerprint
 from firn_node.kernels.sorting import sort_key_index
 
 U64 = NDArray[np.uint64]
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
-BLOCK_CACHE = BlockCache(8 << 20)  # key index blocks and batches that `get` has touched, of all logs together
+BLOCK_CACHE = BlockCache(16 << 20)  # key index blocks and rows that `get` has touched, of all logs together
 
 # The batches of the dirty offsets [start, end), in order: how a damaged sealed key index is made anew.
 DirtySource = Callable[[int, int], Iterator[Buffer]]
@@ -281,19 +285,34 @@ class CompactedLog:
 
     def newest(self, key: bytes, hi: int, lo: int) -> FoundRow | None:
         """The newest unmasked row of a key in the clean part; key bytes are compared. *Errors*: Corrupt."""
+        return self._found(lambda view: view.find(key, int(hi), int(lo)))
+
+    def newest_many(self, keys: Sequence[bytes], hi: U64, lo: NDArray[np.uint32]) -> list[FoundRow | None]:
+        """As ``newest``, for many keys of one generation."""
+        return self._found(lambda view: view.find_many(keys, hi, lo))
+
+    def _found(self, find: Callable[[View], T]) -> T:
         for _ in range(len(self.manifest.segments) + 1):
             try:
                 with self.pin() as own:
-                    return own.view.find(key, int(hi), int(lo))
+                    return find(own.view)
             except DamagedIndex as error:
                 self.repair(error)
         raise Corrupt(
             f"{self.folder}: key indexes are damaged and could not be rebuilt", file=self.folder, position=0
         )
 
-    def newest_many(self, keys: Sequence[bytes], hi: U64, lo: NDArray[np.uint32]) -> list[FoundRow | None]:
-        rows = zip(keys, hi.tolist(), lo.tolist(), strict=True)
-        return [self.newest(key, h, l) for key, h, l in rows]
+    def maybe_dirty(self, hi: U64, lo: NDArray[np.uint32]) -> NDArray[np.bool_]:
+        """False where ``dirty_newest`` has nothing for sure. *Errors*: Corrupt."""
+        found = np.zeros(len(hi), np.bool_)
+        with self.pin() as own:
+            for segment in own.manifest.dirty:
+                try:
+                    index = self.dirty_index(segment)
+                    found |= newest_rows(index, hi, lo, partial(self._dirty_block, index)) != -1
+                except DamagedIndex:  # one by one they repair it
+                    found[:] = True
+        return found
 
     def dirty_newest(self, hi: int, lo: int) -> Iterator[int]:
         """Candidate offsets at or above the horizon in sealed dirty segments, newest first. *Errors*: Corrupt."""

@@ -41,6 +41,7 @@ from firn_node.compaction.keyindex import (
     KeyIndexWriter,
     tables_bytes,
 )
+from firn_node.compaction.rows import BatchRows, PlainRows, WholeRows, fixed_bytes, plain_rows
 from firn_node.disk import Disk, File
 from firn_node.filecache import FileCache, FileRange
 
@@ -292,6 +293,11 @@ def open_key_index(cache: FileCache, path: str, layout: Layout) -> FileKeyIndex:
     )
 
 
+def _held_bytes(batch: Batch) -> int:
+    columns = batch.columns
+    return 2 * len(batch.data) + len(columns.values) + len(columns.keys)
+
+
 class SegmentReader:
     """Batches and indexes of one clean segment file, loaded when first needed. Any thread."""
 
@@ -306,7 +312,7 @@ class SegmentReader:
         self._keys_path = keys_path
         self._batches: NDArray[Any] | None = None
         self._keys: FileKeyIndex | None = None
-        self._touched: set[int] = set()
+        self._touched = bytearray(layout.batches)  # 1: the batch's CRCs and columns were found good
 
     @property
     def batches(self) -> NDArray[Any]:
@@ -354,16 +360,55 @@ class SegmentReader:
             raise corrupt(error, file=self.path, position=position) from error
         return batch
 
-    def cached(self, number: int) -> Batch:
-        """As ``read``, through the cache."""
+    def rows(self, number: int) -> BatchRows:
+        """The rows of a batch, to be taken one by one, through the cache.
 
-        def load() -> tuple[Batch, int]:
-            batch = self.read(number)
-            columns = batch.columns
-            return batch, 2 * len(batch.data) + len(columns.values) + len(columns.keys)
+        The CRCs are checked at the first touch since the file was opened. *Errors*: Corrupt.
+        """
 
-        found: Batch = self._blocks.get((self._token, "batch", number), load)
+        def load() -> tuple[BatchRows, int]:
+            plain = None
+            if self._touched[number]:
+                plain = self._plain_rows(number)
+            else:
+                whole = self._whole_batch(number)
+                self._touched[number] = 1
+                if (plain := self._plain_rows(number)) is None:
+                    return WholeRows(whole), _held_bytes(whole)
+            if plain is not None:
+                return plain, plain.nbytes
+            whole = self._whole_batch(number)
+            return WholeRows(whole), _held_bytes(whole)
+
+        found: BatchRows = self._blocks.get((self._token, "rows", number), load)
         return found
+
+    def _whole_batch(self, number: int) -> Batch:
+        """A batch with CRCs (at first touch) and columns checked."""
+        entry = self.batches[number]
+        position = int(entry["position"])
+        with self._cache.reading(self.path) as file:
+            data = file.pread(int(entry["size"]), position)
+        try:
+            batch = Batch(data)
+            if not self._touched[number]:
+                batch.verify()
+            _ = batch.columns
+        except MalformedBatch as error:
+            raise corrupt(error, file=self.path, position=position) from error
+        return batch
+
+    def _plain_rows(self, number: int) -> PlainRows | None:
+        entry = self.batches[number]
+        position, records = int(entry["position"]), int(entry["rows"])
+        is_sparse = int(entry["last_offset"]) - int(entry["first_offset"]) + 1 != records
+        size = fixed_bytes(records, is_sparse=is_sparse)
+        with self._cache.reading(self.path) as file:
+            head = file.pread(size, position)
+        try:
+            return plain_rows(self._cache, self.path, position, head, records=records)
+        except MalformedBatch as error:
+            raise corrupt(error, file=self.path, position=position) from error
 
     def offset_of(self, row: int) -> int:
         """The offset of a row."""

@@ -9,9 +9,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from firn.batch import Batch, iterate, parse_header
 from firn.errors import Corrupt, MalformedBatch, OffsetExpired
+from firn_node.compaction.rows import FoundRow
 from firn_node.engine.api import Found
 from firn_node.engine.core import Core
 from firn_node.engine.partition import Partition
@@ -19,6 +21,8 @@ from firn_node.engine.partitions import Partitions
 from firn_node.kernels import fingerprint
 
 _CACHE_BYTES = 8 << 20
+U64 = NDArray[np.uint64]
+U32 = NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,24 +88,34 @@ class Lookup:
         self._partitions = partitions
         self.batches = BatchCache(core)
 
-    def fingerprints(self, topic_id: int, keys: Sequence[bytes]) -> tuple[list[int], list[int]]:
+    def fingerprints(self, topic_id: int, keys: Sequence[bytes]) -> tuple[U64, U32]:
         lengths = np.fromiter(map(len, keys), np.int32, len(keys))
         hi, lo = fingerprint(np.frombuffer(b"".join(keys), np.uint8), lengths, topic_id, self._core.secret)
-        return hi.tolist(), lo.tolist()
+        return hi, lo
 
     def get(self, partition: Partition, keys: Sequence[bytes]) -> list[Found | None]:
         """The newest dispatched record of each key; None where there is none or it is a tombstone."""
-        his, los = self.fingerprints(partition.topic.topic_id, keys)
-        found: list[Found | None] = []
-        for key, hi, lo in zip(keys, his, los, strict=True):
-            row = self.newest(partition, key, hi, lo, below=partition.dispatched_end)
-            if row is None or row.value is None:
-                found.append(None)
-            else:
-                found.append(
-                    Found(partition.number, row.offset, row.timestamp, row.value, row.tag, row.headers)
-                )
+        hi, lo = self.fingerprints(partition.topic.topic_id, keys)
+        below, number = partition.dispatched_end, partition.number
+        if len(keys) == 1:
+            return [_served(number, self.newest(partition, keys[0], int(hi[0]), int(lo[0]), below=below))]
+        is_dirty = self._maybe_dirty(partition, hi, lo, below)
+        found: list[Found | None] = [None] * len(keys)
+        for i in np.flatnonzero(is_dirty).tolist():
+            found[i] = _served(number, self.newest(partition, keys[i], int(hi[i]), int(lo[i]), below=below))
+        clean = np.flatnonzero(~is_dirty)
+        wanted = clean.tolist()
+        rows = partition.log.newest_many([keys[i] for i in wanted], hi[clean], lo[clean])
+        for i, row in zip(wanted, rows, strict=True):
+            found[i] = _served(number, row)
         return found
+
+    def _maybe_dirty(self, partition: Partition, hi: U64, lo: U32, below: int) -> NDArray[np.bool_]:
+        """False for the fingerprints that no dirty row has."""
+        found: NDArray[np.bool_] = self._partitions.active(partition).newest_many(hi, lo, below=below) >= 0
+        for index in reversed(partition.sealing):
+            found |= index.newest_many(hi, lo, below=below) >= 0
+        return found | partition.log.maybe_dirty(hi, lo)
 
     def newest(
         self, partition: Partition, key: bytes, hi: int, lo: int, *, below: int | None = None
@@ -141,6 +155,12 @@ class Lookup:
             if batch.header.base_offset <= offset <= batch.header.last_offset:
                 return row_of(batch, offset)
         return None
+
+
+def _served(partition: int, row: Newest | FoundRow | None) -> Found | None:
+    if row is None or row.value is None:
+        return None
+    return Found(partition, row.offset, row.timestamp, row.value, row.tag, row.headers)
 
 
 def row_of(batch: Batch, offset: int) -> tuple[bytes, Newest]:

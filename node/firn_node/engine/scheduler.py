@@ -24,8 +24,8 @@ from firn_node.engine.flusher import Flusher
 from firn_node.engine.partition import Partition
 from firn_node.engine.partitions import Partitions, note_clean, note_oldest
 from firn_node.index import Entry
-from firn_node.memory import trim
 from firn_node.kernels import ActiveIndex, sort_key_index
+from firn_node.memory import trim
 
 U64 = NDArray[np.uint64]
 _log = logging.getLogger(__name__)
