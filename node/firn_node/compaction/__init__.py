@@ -3,8 +3,8 @@
 from firn_node.compaction.compactor import Job, compact
 from firn_node.compaction.log import CompactedLog, LogStats, Pin
 from firn_node.compaction.manifest import CleanSegment, DirtySegment, Manifest
+from firn_node.compaction.rows import FoundRow
 from firn_node.compaction.throttle import Throttle
-from firn_node.compaction.view import FoundRow
 
 __all__ = [
     "CleanSegment", "CompactedLog", "DirtySegment", "FoundRow", "Job", "LogStats", "Manifest", "Pin", "Throttle",

@@ -293,11 +293,6 @@ def open_key_index(cache: FileCache, path: str, layout: Layout) -> FileKeyIndex:
     )
 
 
-def _held_bytes(batch: Batch) -> int:
-    columns = batch.columns
-    return 2 * len(batch.data) + len(columns.values) + len(columns.keys)
-
-
 class SegmentReader:
     """Batches and indexes of one clean segment file, loaded when first needed. Any thread."""
 
@@ -367,18 +362,13 @@ class SegmentReader:
         """
 
         def load() -> tuple[BatchRows, int]:
-            plain = None
-            if self._touched[number]:
-                plain = self._plain_rows(number)
-            else:
-                whole = self._whole_batch(number)
-                self._touched[number] = 1
-                if (plain := self._plain_rows(number)) is None:
-                    return WholeRows(whole), _held_bytes(whole)
-            if plain is not None:
+            whole = None if self._touched[number] else self._whole_batch(number)
+            self._touched[number] = 1
+            if (plain := self._plain_rows(number)) is not None:
                 return plain, plain.nbytes
-            whole = self._whole_batch(number)
-            return WholeRows(whole), _held_bytes(whole)
+            whole = whole or self._whole_batch(number)
+            columns = whole.columns
+            return WholeRows(whole), 2 * len(whole.data) + len(columns.values) + len(columns.keys)
 
         found: BatchRows = self._blocks.get((self._token, "rows", number), load)
         return found
