@@ -142,6 +142,8 @@ def candidates(
             break
         his, words = (read or index.block)(number)
         a, b = np.searchsorted(his, np.uint64(hi), "left"), np.searchsorted(his, np.uint64(hi), "right")
+        if a == b:
+            continue
         group = words[a:b]
         group = group[(group >= low) & (group <= high)]
         found += ((group & np.uint64(0xFFFFFFFF)) >> np.uint64(1)).astype(np.int64).tolist()

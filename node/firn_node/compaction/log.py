@@ -495,6 +495,8 @@ class CompactedLog:
 
     def _retire(self) -> None:
         """Unlink the files of older generations that no pin names."""
+        if not self._retired:
+            return
         needed = self.manifest.files()
         for view, _ in self._pins.values():
             needed |= view.manifest.files()
