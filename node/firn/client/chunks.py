@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firn import limits
-from firn.batch import Codec, Codecs, Columns, columns_of
+from firn.batch import Codec, Codecs, Columns, encode_headers, encode_queues, encode_tags
 from firn.errors import FirnError, Invalid, LimitExceeded, UnknownPartition
 from firn.partitioner import partitions_of
 
@@ -26,7 +26,9 @@ PENDING, FAILED = -1, -2
 # What a record takes in a batch beside its key and value: two lengths and a timestamp.
 ROW_BYTES = 16
 
+Lengths = tuple[NDArray[np.int64], NDArray[np.int64]]  # of keys, and of values: -1 is a tombstone
 Row = tuple[Any, Any, Any, Any, Any, Any, Any]  # key, value, tag, timestamp, headers, queues, partition
+FIELDS = 7
 Fields = list[list[Any]]  # the same seven, each as a list over the rows
 
 
@@ -37,13 +39,15 @@ class Chunk:
     """
 
     __slots__ = (
-        "_changed", "bytes", "errors", "failure", "fields", "first", "left", "loop", "offsets", "partitions", "records",
+        "_changed", "bytes", "errors", "failure", "fields", "first", "left", "lengths", "loop", "offsets", "partitions",
+        "records",
     )  # fmt: skip
 
     def __init__(self, loop: AbstractEventLoop, first: int) -> None:
         self.loop = loop
         self.first = first
         self.fields: Fields = []
+        self.lengths: Lengths | None = None  # where all records are plain: see ``plain_lengths``
         self.records = 0
         self.bytes = 0
         self.offsets: NDArray[np.int64] = np.empty(0, np.int64)
@@ -53,11 +57,12 @@ class Chunk:
         self.left = -1  # rows without an outcome; -1: not cut yet
         self._changed: Future[None] | None = None
 
-    def fill(self, fields: Fields) -> None:
-        """The chunk's records, once and for all."""
+    def fill(self, fields: Fields, lengths: Lengths | None = None) -> None:
+        """The chunk's records, once and for all; with their ``plain_lengths`` where those are known."""
         self.fields = fields
         self.records = len(fields[0])
-        self.bytes = bytes_of(fields)
+        self.lengths = lengths = lengths or plain_lengths(fields)
+        self.bytes = bytes_of(fields) if lengths is None else int(_row_bytes(lengths).sum())
 
     def opened(self) -> Fields:
         """The records, which the chunk lets go: from now on it holds their outcomes."""
@@ -138,9 +143,9 @@ class SentMany:
         return np.concatenate([p for p, _ in found]), np.concatenate([o for _, o in found])
 
 
-def fields_of(rows: Sequence[Row]) -> Fields:
-    """The seven lists of some rows."""
-    return [list(column) for column in zip(*rows, strict=True)]
+def fields_of(flat: list[Any]) -> Fields:
+    """The seven lists of rows that lie behind one another in one list."""
+    return [flat[at::FIELDS] for at in range(FIELDS)]
 
 
 def bytes_of(fields: Fields) -> int:
@@ -151,6 +156,32 @@ def bytes_of(fields: Fields) -> int:
     except TypeError:
         total = sum(len(x) for column in (keys, values) for x in column if isinstance(x, _BYTES))
     return total + ROW_BYTES * len(keys)
+
+
+def plain_lengths(fields: Fields) -> Lengths | None:
+    """The lengths of records that need no further look: keys and values are ``bytes`` within the limits, values
+    perhaps None, and nothing else is given. None where a record may be otherwise.
+    """
+    keys, values, *extras = fields
+    if not all(map(_none, extras)) or set(map(type, keys)) != {bytes}:
+        return None
+    kinds = set(map(type, values))
+    if not kinds <= {bytes, type(None)}:
+        return None
+    lengths = _lengths(keys, values, has_tombstones=type(None) in kinds)
+    is_small = lengths[0].max() <= limits.KEY_BYTES_MAX and lengths[1].max() <= limits.VALUE_BYTES_MAX
+    return lengths if is_small else None
+
+
+def _lengths(keys: Sequence[bytes], values: Sequence[bytes | None], *, has_tombstones: bool) -> Lengths:
+    n = len(keys)
+    sizes: Any = (-1 if v is None else len(v) for v in values) if has_tombstones else map(len, values)  # type: ignore[arg-type]
+    return np.fromiter(map(len, keys), np.int64, n), np.fromiter(sizes, np.int64, n)
+
+
+def _row_bytes(lengths: Lengths) -> NDArray[np.int64]:
+    """Bytes of each row in a batch, without tag, headers and queues."""
+    return lengths[0] + np.maximum(lengths[1], 0) + ROW_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +201,12 @@ def cut(chunk: Chunk, partitions: int, *, batch_bytes: int, now_ms: int) -> list
     """
     fields = chunk.opened()
     numbers = np.arange(chunk.records, dtype=np.int64)
+    lengths, chunk.lengths = chunk.lengths, None
+    if lengths is not None:
+        keys, values = fields[:2]
+        placed = partitions_of(keys, partitions)
+        chunk.partitions = placed
+        return _part(Lists(keys, values, *lengths, now_ms), placed, numbers, partitions, batch_bytes)
     if faults := faults_of(fields, partitions, chunk.first):
         for row, error in faults.items():
             chunk.fail([row], error)
@@ -179,7 +216,8 @@ def cut(chunk: Chunk, partitions: int, *, batch_bytes: int, now_ms: int) -> list
             return []
     keys, values, tags, stamps, headers, queues, wanted = fields
     stamp: Any = now_ms if _none(stamps) else [now_ms if s is None else s for s in stamps]
-    lists = Lists(keys, values, stamp, _or_none(tags), _or_none(headers), _queues(queues))
+    lengths = _lengths(keys, values, has_tombstones=True)
+    lists = Lists(keys, values, *lengths, stamp, _or_none(tags), _or_none(headers), _queues(queues))
     placed = partitions_of(keys, partitions)
     if not _none(wanted):
         for at, partition in enumerate(wanted):
@@ -195,30 +233,55 @@ class Lists:
 
     keys: list[bytes]
     values: list[bytes | None]
+    key_lengths: NDArray[np.int64]
+    value_lengths: NDArray[np.int64]
     timestamps: list[int] | int
     tags: list[str | None] | None = None
     headers: list[Mapping[str, str] | None] | None = None
     queues: list[Sequence[str]] | None = None
 
     def take(self, order: NDArray[np.int64]) -> "Lists":
-        return Lists(*(_take(c, order) if isinstance(c, list) else c for c in self._all()))
+        return Lists(*(self._taken(column, order) for column in self._all()))
+
+    @staticmethod
+    def _taken(column: Any, order: NDArray[np.int64]) -> Any:
+        if isinstance(column, np.ndarray):
+            return column[order]
+        return _take(column, order) if isinstance(column, list) else column
 
     def slice(self, start: int, end: int) -> "Lists":
-        return Lists(*(c[start:end] if isinstance(c, list) else c for c in self._all()))
+        if start == 0 and end == len(self.keys):
+            return self
+        parts: list[Any] = [c[start:end] if isinstance(c, list | np.ndarray) else c for c in self._all()]
+        return Lists(*parts)
 
     def _all(self) -> tuple[Any, ...]:
-        return (self.keys, self.values, self.timestamps, self.tags, self.headers, self.queues)
+        return (
+            self.keys, self.values, self.key_lengths, self.value_lengths, self.timestamps, self.tags, self.headers,
+            self.queues,
+        )  # fmt: skip
 
     def columns(self) -> Columns:
-        return columns_of(
-            self.keys, self.values, self.timestamps, tags=self.tags, queues=self.queues, headers=self.headers
+        """What ``columns_of`` gives, from the lengths that are known."""
+        n = len(self.keys)
+        values: Any = filter(None, self.values) if self.value_lengths.min() < 0 else self.values
+        one = isinstance(self.timestamps, int)
+        return Columns(
+            key_lengths=self.key_lengths.astype("<i4"),
+            value_lengths=self.value_lengths.astype("<i4"),
+            timestamps=np.full(n, self.timestamps, "<i8") if one else np.asarray(self.timestamps, "<i8"),
+            offsets=np.arange(n, dtype=np.int64),
+            keys=np.frombuffer(b"".join(self.keys), np.uint8),
+            values=np.frombuffer(b"".join(values), np.uint8),
+            tags=encode_tags(self.tags),
+            queues=encode_queues(self.queues),
+            headers=encode_headers(self.headers),
         )
 
     def sizes(self) -> NDArray[np.int64]:
         """Bytes of each row in a batch."""
         n = len(self.keys)
-        sizes = np.fromiter(map(len, self.keys), np.int64, n) + ROW_BYTES
-        sizes += np.fromiter((0 if v is None else len(v) for v in self.values), np.int64, n)
+        sizes = _row_bytes((self.key_lengths, self.value_lengths))
         if self.tags:
             sizes += np.fromiter((4 + len(t or "") * 4 for t in self.tags), np.int64, n)
         if self.headers:
@@ -285,20 +348,11 @@ _BYTES = (bytes, bytearray, memoryview)
 
 
 def faults_of(fields: Fields, partitions: int, first: int) -> dict[int, FirnError]:
-    """The rows that may not be sent, with why. Whole columns are checked first; rows only where one is suspect.
+    """The rows that may not be sent, with why: a look at each row, for what ``plain_lengths`` could not clear.
 
     *Effects*: keys and values that are other buffers than bytes are replaced by their bytes of this moment.
     """
-    keys, values, *extras = fields
-    key_types, value_types = set(map(type, keys)), set(map(type, values))
-    if (
-        key_types == {bytes}
-        and value_types <= {bytes, type(None)}
-        and max(map(len, keys)) <= limits.KEY_BYTES_MAX
-        and max(map(len, filter(None, values)), default=0) <= limits.VALUE_BYTES_MAX
-        and all(map(_none, extras))
-    ):
-        return {}
+    keys, values = fields[:2]
     found = {}
     for row, record in enumerate(zip(*fields, strict=True)):
         error = fault_of(record, partitions, f"record {first + row}")

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from firn.batch import Buffer
-from firn.client.chunks import Chunk, Fields, Row, Sent, SentMany, codecs, cut, faults_of, fields_of
+from firn.client.chunks import FIELDS, Chunk, Fields, Sent, SentMany, codecs, cut, faults_of, fields_of
 from firn.client.outbox import OutBatch, Outbox
 from firn.client.transport import Transport
 from firn.errors import (
@@ -94,9 +94,10 @@ class Producer:
         self._guard = guard or nullcontext()
         self._loop = asyncio.get_running_loop()
         self._sent = 0
-        self._rows: list[Row] = []
+        # The open chunk's rows behind one another: a tuple each would keep the collector of Python busy.
+        self._rows: list[Any] = []
         self._chunk = Chunk(self._loop, 0)
-        self._limit = 0  # the open chunk is closed at so many records; 0: none is open
+        self._limit = 0  # the open chunk is closed at this length of ``_rows``; 0: none is open
         self._chunk_records = FIRST_CHUNK_RECORDS
         self._chunk_bytes = settings.batch_bytes
         self._is_due = False
@@ -132,8 +133,8 @@ class Producer:
         if n >= self._limit:
             rows = self._next_chunk()
             n = len(rows)
-        rows.append((key, value, tag, timestamp, headers, queues, partition))
-        return Sent((self._chunk, n))
+        rows.extend((key, value, tag, timestamp, headers, queues, partition))  # whole, or not at all
+        return Sent((self._chunk, n // FIELDS))
 
     async def send_many(
         self,
@@ -156,11 +157,10 @@ class Producer:
         if count == 0:
             return SentMany([])
         target = await self._resolve()
-        faults = faults_of(fields, target.partitions, 0)
-        if faults:
-            raise faults[min(faults)]
         whole = Chunk(self._loop, 0)
         whole.fill(fields)
+        if whole.lengths is None and (faults := faults_of(fields, target.partitions, 0)):
+            raise faults[min(faults)]
         step = self._records_of_a_chunk(whole)
         chunks = []
         for at in range(0, count, step):
@@ -168,7 +168,8 @@ class Producer:
                 await self._wait_for_progress()
             self._check_open()
             chunk = Chunk(self._loop, self._sent)
-            chunk.fill([column[at : at + step] for column in fields])
+            lengths = whole.lengths and (whole.lengths[0][at : at + step], whole.lengths[1][at : at + step])
+            chunk.fill([column[at : at + step] for column in fields], lengths)
             with self._guard:
                 self._close_chunk()
                 self._enqueue(chunk)
@@ -182,7 +183,7 @@ class Producer:
         mean = max(1, like.bytes // like.records)
         return max(1, min(BATCH_RECORDS_MAX, self._chunk_bytes // mean))
 
-    def _next_chunk(self) -> list[Row]:
+    def _next_chunk(self) -> list[Any]:
         """Close the open chunk when it is full, begin another. Errors: LimitExceeded, Unavailable."""
         self._check_open()
         if self._limit:
@@ -193,7 +194,7 @@ class Producer:
                 f"{self._buffered} bytes wait for acknowledgement, buffer_bytes is {self._settings.buffer_bytes}: "
                 "await a record that was sent, or flush"
             )
-        self._limit = self._chunk_records
+        self._limit = self._chunk_records * FIELDS
         self._is_due = False
         self._loop.call_soon_threadsafe(self._start_linger, self._chunk)
         return self._rows
