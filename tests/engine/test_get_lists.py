@@ -21,9 +21,9 @@ COLUMNS: list[dict[str, Any]] = [{}, {"tags": "red", "headers": {"a": "b"}}]
 
 
 async def _filled(kit: Kit, codecs: Codecs, columns: dict[str, Any]) -> dict[bytes, bytes | None]:
-    """Clean rows, rows that a later compaction masked, dirty rows."""
+    """Clean rows, rows that a later compaction masked, with their tombstones gone or not, dirty rows."""
     random = Random(SEED)
-    await kit.create("t", compaction={"segmentBytes": "30Ki"})
+    await kit.create("t", compaction={"segmentBytes": "30Ki", "deleteRetention": "0s"})
     model: dict[bytes, bytes | None] = {}
     for step, force in ((1, True), (7, False), (41, None)):
         rows: list[tuple[bytes, bytes | None]] = [
