@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from client.fake_broker import FakeBroker, fake_broker
@@ -190,6 +191,26 @@ def test_a_faulty_field_fails_its_record_alone(extra: dict[str, Any], error: typ
             await bad
         assert await good == (0, 0)
         with pytest.raises(error):
+            await producer.flush()
+
+    with_broker(work)
+
+
+def test_a_field_that_cannot_be_compared_fails_its_record_alone() -> None:
+    async def work(broker: FakeBroker, client: Client) -> None:
+        producer = client.producer("t", linger_ms=1)
+        array: Any = np.zeros(3)
+        bad = [producer.send(b"k", array), producer.send(b"k", b"v", tag=array), producer.send(array, b"v")]
+        good = producer.send(b"k", b"w")
+        assert await good == (0, 0)
+        for number, sent in enumerate(bad):
+            with pytest.raises(Invalid, match=f"record {number}"):
+                await sent
+        alone = producer.send(b"k", b"v", tag=array)
+        with pytest.raises(Invalid, match="record 4"):
+            await alone
+        assert await producer.send(b"k", b"x") == (0, 1)
+        with pytest.raises(Invalid, match="record 0"):
             await producer.flush()
 
     with_broker(work)

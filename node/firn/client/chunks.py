@@ -151,10 +151,7 @@ def fields_of(flat: list[Any]) -> Fields:
 def bytes_of(fields: Fields) -> int:
     """About how many bytes the records will take; what is not well formed counts for little."""
     keys, values = fields[:2]
-    try:
-        total = sum(map(len, keys)) + sum(map(len, values if None not in values else filter(None, values)))
-    except TypeError:
-        total = sum(len(x) for column in (keys, values) for x in column if isinstance(x, _BYTES))
+    total = sum(len(x) for column in (keys, values) for x in column if isinstance(x, _BYTES))
     return total + ROW_BYTES * len(keys)
 
 
@@ -163,7 +160,12 @@ def plain_lengths(fields: Fields) -> Lengths | None:
     perhaps None, and nothing else is given. None where a record may be otherwise.
     """
     keys, values, *extras = fields
-    if not all(map(_none, extras)) or set(map(type, keys)) != {bytes}:
+    if set(map(type, keys)) != {bytes}:
+        return None
+    try:
+        if not all(map(_none, extras)):
+            return None
+    except Exception:  # a field that will not even be compared: a NumPy array's is an array
         return None
     kinds = set(map(type, values))
     if not kinds <= {bytes, type(None)}:
