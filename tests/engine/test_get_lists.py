@@ -74,6 +74,11 @@ def test_a_list_of_keys_gets_what_each_key_gets_alone(
             log = kit.broker.partitions.get(kit.broker.topic("t"), 0).log
             assert log.stats().masked, (log.manifest, "the case of masked rows is missing")
             await _check(kit, model, columns)
+            keys = list(model)
+            hi, lo = kit.broker._lookup.fingerprints(log.manifest.topic_id, keys)
+            alone = [log.newest(key, h, l) for key, h, l in zip(keys, hi.tolist(), lo.tolist(), strict=True)]
+            assert log.newest_many(keys, hi, lo) == alone, f"seed {SEED}"
+            assert None in alone, "the case of masked tombstones is missing"
 
     run(main())
 
