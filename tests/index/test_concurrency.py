@@ -25,11 +25,13 @@ def test_readers_see_whole_prefixes_while_a_writer_appends_flushes_and_trims(
                 continue
             start = index.log_start // 8 * 10
             newest = index.find(8, 0, end - 1)
-            if newest is None or newest.end_offset != end:
-                failures.append(f"end {end}: found {newest}")
             entries = index.scan(8, 0, start, limit=50)
             bases = [e.base_offset for e in entries]
-            if bases != list(range(bases[0], bases[0] + 10 * len(bases), 10)) or bases[0] < start:
+            if newest is None or newest.end_offset != end or not bases:
+                # Right only for a reader that stood still until all that it had known was trimmed.
+                if index.log_start <= (end // 10 - 1) * 8:
+                    failures.append(f"end {end}, log start {index.log_start}: found {newest}, {bases}")
+            elif bases != list(range(bases[0], bases[0] + 10 * len(bases), 10)) or bases[0] < start:
                 failures.append(f"from {start}: {bases}")
 
     readers = [threading.Thread(target=read) for _ in range(2)]
