@@ -68,8 +68,3 @@ class LogClock:
         correction = min(max(-ahead, -SLEW * passed), SLEW * passed)
         self._now += passed + correction
         return int(self._now)
-
-    def advance_to(self, append_ms: int) -> None:
-        """Never behind an append that is in the log already."""
-        with self._lock:
-            self._now = max(self._now, float(append_ms))

@@ -56,7 +56,7 @@ from firn_node.engine.retention import current_plan, holders
 from firn_node.engine.scheduler import Scheduler
 from firn_node.engine.sealer import Sealer
 from firn_node.engine.snapshots import Snapshots
-from firn_node.engine.topics import Topics, check_user_topic
+from firn_node.engine.topics import Topics
 from firn_node.filecache import FileCache
 from firn_node.index import open_index
 from firn_node.log import CommitLog, KeyQueryIndex
@@ -378,12 +378,6 @@ class Broker:
     async def fetch_offsets(self, group: str, topic: str) -> Committed:
         self._check_serving()
         return await self._groups.fetch(group, self.core.catalogue.named(topic))
-
-    def check_writable_topic(self, name: str) -> TopicInfo:
-        """The topic, if users may write to it."""
-        topic = self.core.catalogue.named(name)
-        check_user_topic(topic)
-        return topic
 
     def status(self, *, limit: int = 1000) -> dict[str, Any]:
         """The ``brokers`` and ``topics`` of ``firn status -o json``; at most ``limit`` topics and partitions of each."""

@@ -70,6 +70,3 @@ class Catalogue:
         del self.by_name[topic.name]
         del self.by_id[topic.topic_id]
         self.on_delete(topic)
-
-    def user_topics(self) -> list[TopicInfo]:
-        return [t for name, t in sorted(self.by_name.items()) if not name.startswith("__")]

@@ -1,7 +1,7 @@
 """Create, change and delete topics: each is one record of ``__topics``, decided by the appender's order."""
 
 from firn.batch import Identity, columns_of, encode
-from firn.errors import Invalid, TopicExists, Unavailable, UnknownTopic
+from firn.errors import Invalid, TopicExists, Unavailable
 from firn.topicspec import TopicSpec, check_topic_name
 from firn.types import TOPICS_TOPIC_ID
 from firn_node.engine.api import TopicInfo
@@ -71,9 +71,3 @@ class Topics:
         """User topics by name, those after ``after``, at most ``limit``."""
         names = sorted(n for n in self._core.catalogue.by_name if not n.startswith("__") and n > after)
         return [self._core.catalogue.by_name[n] for n in names[:limit]]
-
-
-def check_user_topic(topic: TopicInfo) -> None:
-    """Refuse writes of users to internal topics."""
-    if topic.name.startswith("__"):
-        raise UnknownTopic(f"topic {topic.name!r} is internal", topic=topic.name)
