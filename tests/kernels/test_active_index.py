@@ -94,7 +94,16 @@ def test_any_history_of_changes_leaves_the_rows_of_a_plain_list(steps, base, bel
 
 
 @pytest.mark.parametrize(
-    "sizes", [[1] * 3000, [100] * 200, [5000, 1, 70_000, 3], [1024] * 9, [1023, 1, 1023, 2]]
+    "sizes",
+    [
+        [1] * 3000,
+        [100] * 200,
+        [5000, 1, 70_000, 3],
+        [1024] * 9,
+        [1023, 1, 1023, 2],
+        [65_536] * 3,
+        [8192] * 20,
+    ],
 )
 def test_appends_of_any_size_are_all_found(sizes: list[int]) -> None:
     draw = np.random.default_rng(len(sizes))
@@ -111,6 +120,30 @@ def test_appends_of_any_size_are_all_found(sizes: list[int]) -> None:
     expected, found = sort_key_index(hi, word), index.sorted(77, 77 + n)
     assert np.array_equal(found[0], expected[0])
     assert np.array_equal(found[1], expected[1])
+
+
+def test_lookups_between_large_appends_find_the_newest_row_of_all_before() -> None:
+    draw = np.random.default_rng(3)
+    index, newest, dead = ActiveIndex(0), np.full(5000, -1), np.zeros(20_000, np.bool_)
+    for size in [1500, 20_000, 3, 8192, 8192, 1, 20_000, 20_000]:
+        picks = draw.integers(0, 5000, size)
+        newest[picks] = np.arange(index.end, index.end + size)
+        index.append(picks.astype(np.uint64) << np.uint64(51), picks.astype(np.uint32), dead[:size])
+        keys = np.arange(5000, dtype=np.uint64) << np.uint64(51)
+        asked = draw.integers(0, 5000, 7)
+        for wanted in asked.tolist():
+            assert next(index.newest(wanted << 51, wanted), -1) == newest[wanted]
+        assert index.newest_many(keys, np.arange(5000, dtype=np.uint32)).tolist() == newest.tolist()
+
+
+def test_what_bulk_appends_leave_unsorted_or_unmerged_is_bounded() -> None:
+    index, n, size = ActiveIndex(0), 0, 60_000
+    hi, lo = np.random.default_rng(4).integers(0, MASK, size, np.uint64), np.zeros(size, np.uint32)
+    for _ in range(60):
+        index.append(hi, lo, np.zeros(size, np.bool_))
+        n += size
+        assert index.nbytes <= 16 * (n + (1 << 17))
+    assert list(index.newest(int(hi[0]), 0)) == list(range(n - size, -1, -size))
 
 
 def test_a_hot_key_gives_its_rows_newest_first_and_costs_sixteen_bytes_a_row() -> None:

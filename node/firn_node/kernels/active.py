@@ -2,15 +2,20 @@
 
 16 bytes a row. New rows go to an unsorted tail, whose block doubles from 16 rows to 1,024; a full tail is
 sorted into a *run*. A run is merged into the one before it while that is not more than twice as long, so n
-rows lie in at most log2(n / 512) runs, each row was moved as often, and a lookup is one search in each. Rows
-of one key lie side by side in a run: a hot key costs no more than others.
+rows lie in about log2(n / 512) runs, each row was moved as often, and a lookup is one search in each. Rows of
+one key lie side by side in a run: a hot key costs no more than others.
+
+Bulk is written more often than looked up. So an append of more than 1,024 rows lets the tail grow to 131,072:
+the next lookup, or its being full, sorts them at once, 4 ms of work at most. And runs that would become longer
+than that are merged only once there are 16 of them: sealing merges all anyway.
 
 Invariants:
 
 - runs and tail cover ``[start, end)`` without gaps, in this order; rows are numbered from the run's own
-``base``, below 2^31; - what is published (``_state``) never changes: a change makes new blocks, or fills
-columns of the tail that no published state counts, and publishes with one assignment. So readers take no lock
-and never wait for a merge; writers (append, drop_before, truncate) exclude one another.
+  ``base``, below 2^31;
+- what is published (``_state``) never changes: a change makes new blocks, or fills columns of the tail that no
+  published state counts, and publishes with one assignment. So a reader takes the lock only to sort a large tail;
+  writers (append, drop_before, truncate) exclude one another.
 
 An index without rows holds no block: a broker has one of these for each partition that is written to. A dict
 of newest rows was considered: it is ten times as big, and compare-and-set also asks for older rows.
@@ -30,7 +35,11 @@ from firn_node.kernels.sorting import sort_key_index
 
 U64 = NDArray[np.uint64]
 TAIL_ROWS_MIN = 16
-TAIL_ROWS_MAX = 1024
+TAIL_ROWS_MAX = 1024  # of a tail that lookups scan
+BULK_ROWS_MAX = (
+    1 << 17
+)  # of one that the next lookup sorts: 2 MiB, which the second cache holds while sorting
+RUNS_MAX = 16  # until then no run longer than BULK_ROWS_MAX is made
 RUN_ROWS_MAX = 1 << 31
 # From so many lookups at once on, sorting the tail is cheaper than scanning it for each.
 _SCANS_MAX = 8
@@ -95,11 +104,19 @@ class ActiveIndex:
                 runs.put_rows(hi, lo, tombstone, done, count, state.tail, used)
                 state = state._replace(end=state.end + count)
                 done += count
-            self._state = _flushed(state)
+            self._state = _flushed(state, _rows_max(state))
+
+    def _searchable(self) -> _State:
+        """The state with a tail that is short enough to be scanned."""
+        state = self._state
+        if state.end - state.tail_base > TAIL_ROWS_MAX:
+            with self._writing:
+                state = self._state = _flushed(self._state, TAIL_ROWS_MAX)
+        return state
 
     def newest(self, hi: int, lo: int, *, below: int | None = None) -> Iterator[int]:
         """The offsets below ``below`` that have this fingerprint, newest first."""
-        state = self._state
+        state = self._searchable()
         key, low = np.uint64(hi), np.uint64(lo)
         limit = _limit(state, below) - state.tail_base
         while limit > 0 and (row := int(runs.newest_in_tail(state.tail, key, low, limit))) >= 0:
@@ -116,7 +133,7 @@ class ActiveIndex:
 
         *Shape*: as ``hi`` and ``lo``.
         """
-        state = self._state
+        state = self._searchable()
         hi, lo = aligned(hi, np.uint64), aligned(lo, np.uint32)
         found = np.full(len(hi), -1, np.int64)
         used = min(_limit(state, below), state.end) - state.tail_base
@@ -145,8 +162,9 @@ class ActiveIndex:
             parts.append(_Run(state.tail_base, state.end, _sorted(state.tail, used)))
         cuts = [_cut(run, max(start, run.base), min(end, run.end)) for run in parts]
         while len(cuts) > 1:
-            newer, older = cuts.pop(), cuts.pop()
-            cuts.append(_merged(older, newer))
+            # The two neighbours with the fewest rows: long runs are moved as seldom as possible.
+            at = min(range(len(cuts) - 1), key=lambda i: cuts[i + 1].end - cuts[i].base)
+            cuts[at : at + 2] = [_merged(cuts[at], cuts[at + 1])]
         rows = cuts[0].rows if cuts else _NO_ROWS
         return np.array(rows[0]), np.array(rows[1])
 
@@ -178,39 +196,41 @@ def _sorted(tail: U64, used: int) -> U64:
     return np.stack(sort_key_index(tail[0, :used], tail[1, :used]))
 
 
-def _flushed(state: _State) -> _State:
-    """The state without a tail that has grown to its full size: that becomes a run."""
+def _flushed(state: _State, rows_max: int) -> _State:
+    """The state without a tail that has ``rows_max`` rows: that becomes a run."""
     used = state.end - state.tail_base
-    if used < TAIL_ROWS_MAX:
+    if used < rows_max:
         return state
     run = _Run(state.tail_base, state.end, _sorted(state.tail, used))
     return _State(state.start, _pushed(state.runs, run), state.end, _NO_ROWS, state.end)
+
+
+def _rows_max(state: _State) -> int:
+    """How many rows the tail gets before it becomes a run."""
+    return BULK_ROWS_MAX if state.tail.shape[1] > TAIL_ROWS_MAX else TAIL_ROWS_MAX
 
 
 def _with_room(state: _State, more: int) -> _State:
     """The state with at least one free column in its tail; a full block becomes a bigger one, or a run."""
     if state.end - state.tail_base < state.tail.shape[1]:
         return state
-    state = _flushed(state)
+    state = _flushed(state, _rows_max(state))
     used, capacity = state.end - state.tail_base, state.tail.shape[1]
-    if used == 0 and more > TAIL_ROWS_MAX:
-        # A large append becomes one run at once, without the doublings and the merges of small ones.
-        wanted = min(more, RUN_ROWS_MAX)
-    elif state.runs:
-        wanted = TAIL_ROWS_MAX
-    else:
-        wanted = max(TAIL_ROWS_MIN, 2 * capacity, 1 << (used + more - 1).bit_length())
-        wanted = min(wanted, TAIL_ROWS_MAX)
-    tail = np.empty((2, wanted), np.uint64)
+    wanted = max(TAIL_ROWS_MIN, 2 * capacity, 1 << (used + more - 1).bit_length())
+    if more <= TAIL_ROWS_MAX >= capacity:
+        wanted = TAIL_ROWS_MAX if state.runs else min(wanted, TAIL_ROWS_MAX)
+    tail = np.empty((2, min(wanted, BULK_ROWS_MAX)), np.uint64)
     tail[:, :used] = state.tail[:, :used]
     return state._replace(tail=tail)
 
 
 def _pushed(held: tuple[_Run, ...], run: _Run) -> tuple[_Run, ...]:
-    """The runs with one more; merged until each is more than twice as long as the next."""
+    """The runs with one more; merged until each is more than twice as long as the next, or long enough."""
     while held:
-        last = held[-1]
-        if last.end - last.base > 2 * (run.end - run.base) or run.end - last.base > RUN_ROWS_MAX:
+        last, rows = held[-1], run.end - held[-1].base
+        if last.end - last.base > 2 * (run.end - run.base) or rows > RUN_ROWS_MAX:
+            break
+        if rows > BULK_ROWS_MAX and len(held) < RUNS_MAX:
             break
         held, run = held[:-1], _merged(last, run)
     return (*held, run)
