@@ -12,7 +12,7 @@ export UV_NO_PROGRESS := 1
 .PHONY: help setup demo test check bench bench-quick drill fmt clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1	\2/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1	\2/' | expand -t 14
 
 setup: $(STAMP)  ## make .venv with firn and everything it needs (quick the second time)
 
@@ -44,10 +44,10 @@ fmt: setup  ## format, and fix what can be fixed
 	@$(RUN)/ruff format .
 	@$(RUN)/ruff check --fix .
 
-bench: setup  ## measure firn beside Apache Kafka: the table of docs/benchmarks.md (hours; needs Java for Kafka)
+bench: setup  ## measure firn beside Apache Kafka: the table of docs/benchmarks.md (about 45 minutes; Kafka needs Java)
 	@$(RUN)/python -m benchmarks --json build/bench.json $(BENCH)
 
-bench-quick: setup  ## the same measurements, small: does the harness still work?
+bench-quick: setup  ## the same measurements, small: does the harness still work? (under two minutes)
 	@$(RUN)/python -m benchmarks --quick --json build/bench-quick.json $(BENCH)
 
 drill: setup  ## kill a broker under load 200 times and check that nothing is lost (about ten minutes)

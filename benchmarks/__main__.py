@@ -6,6 +6,7 @@ others go on, and the exit code is 1. Without Java it says so and runs firn alon
 
 import argparse
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -20,6 +21,7 @@ from benchmarks import alone, kafka_broker, machine, start
 from benchmarks.compared import FULL, QUICK, WORKLOADS, Brokers, Figures, Sizes, Workload
 from benchmarks.firn_broker import FirnBroker
 from benchmarks.kafka_broker import KafkaBroker, NoKafka
+from benchmarks.processes import preload
 from benchmarks.report import Report, Row, Spread, Target
 
 NAMES = (*(workload.name for workload in WORKLOADS), "memory", "start", *alone.ALONE)
@@ -95,7 +97,10 @@ def measure(report: Report, work: Path, sizes: Sizes, wanted: set[str], *, with_
     """Fill the report; a failure is noted in it, and the next measurement begins."""
     chosen = [workload for workload in WORKLOADS if workload.name in wanted]
     if chosen:
-        brokers = Brokers(FirnBroker(work / "firn"), KafkaBroker(work / "kafka") if with_kafka else None)
+        brokers = Brokers(
+            FirnBroker(work / "firn"),
+            KafkaBroker(work / "kafka", is_quick=sizes.is_quick) if with_kafka else None,
+        )
         brokers.firn.start()
         if brokers.kafka is not None:
             brokers.kafka.start()
@@ -140,6 +145,7 @@ def main() -> int:
         except NoKafka as why:
             say(f"without Kafka: {why}; firn runs alone")
             with_kafka = False
+    preload(["benchmarks.firn_client", "pyarrow", *(["benchmarks.kafka_client"] if with_kafka else [])])
     if given.work:
         given.work.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="firn-bench-", dir=given.work))
@@ -158,6 +164,8 @@ def main() -> int:
         measure(report, work, sizes, wanted, with_kafka=with_kafka)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    say(f"brokers and tools took {used.ru_utime + used.ru_stime:.0f} s of CPU")
     report.settings["minutes"] = round((time.perf_counter() - began) / 60, 1)
     report.write(given.json)
     print(report.table())

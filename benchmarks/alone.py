@@ -41,19 +41,16 @@ def partitions(broker: FirnBroker, sizes: Sizes) -> list[Row]:
         for how in ("by key", "by name"):
             topic = f"spread-{count}-{how.replace(' ', '-')}"
             broker.create_topic(topic, partitions=count)
-            common = {
-                "address": broker.address,
-                "topic": topic,
-                "records": sizes.spread_records,
-                "value_bytes": 100,
-            }
+            common = {"address": broker.address, "topic": topic, "value_bytes": 100}
             if how == "by key":
-                rate = run_child("firn_client:produce", **common, keys=sizes.spread_records)["rate"]
+                records = sizes.spread_records
+                rate = run_child("firn_client:produce", **common, records=records, keys=records)["rate"]
                 title = f"send_many, 100 B, {count:,} partitions by key hash"
             else:
-                rate = run_child("firn_client:produce_spread", **common, partitions=count, batch=BATCH)[
-                    "rate"
-                ]
+                records = sizes.spread_records // 5
+                rate = run_child(
+                    "firn_client:produce_spread", **common, records=records, partitions=count, batch=BATCH
+                )["rate"]
                 title = f"send_many, 100 B, {count:,} partitions in turn, {BATCH} records each"
             rows.append(_one(title, RATE, rate))
             broker.delete_topic(topic)

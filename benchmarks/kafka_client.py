@@ -6,7 +6,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from firn_node.bench.data import POOL, Data
+from firn.bench.data import POOL, Data
 
 POLL_EVERY = 4096  # records between two polls for acknowledgements
 

@@ -1,13 +1,13 @@
 """What /proc says of a process: memory and CPU time; and running one measurement as a process of its own."""
 
-import json
+import multiprocessing
 import os
-import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks import child
+
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -33,16 +33,31 @@ class ChildFailed(Exception):
 
 
 def run_child(function: str, **arguments: Any) -> dict[str, Any]:
-    """The result of ``MODULE:NAME`` of this folder, run in a fresh process with JSON arguments.
+    """The result of ``MODULE:NAME`` of this folder, run in a fresh process.
 
-    A process each, so that no measurement inherits another's memory, threads or warm caches.
     Errors: ChildFailed.
     """
-    command = [sys.executable, "-m", "benchmarks.child", function, json.dumps(arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise ChildFailed(f"{function} {arguments}: exit {done.returncode}\n{done.stderr[-3000:]}")
-    result = json.loads(done.stdout.splitlines()[-1])
+    context = multiprocessing.get_context("forkserver")
+    ours, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=child.answer, args=(theirs, function, arguments))
+    process.start()
+    theirs.close()
+    try:
+        result, fault = ours.recv()
+    except EOFError:
+        process.join()
+        raise ChildFailed(f"{function} {arguments}: exit {process.exitcode}") from None
+    finally:
+        ours.close()
+        process.kill()  # it has answered, or nobody waits for its answer any more
+        process.join()
+    if fault is not None:
+        raise ChildFailed(f"{function} {arguments}: {fault[-3000:]}")
     if not isinstance(result, dict):
         raise ChildFailed(f"{function} gave {result!r}")
     return result
+
+
+def preload(modules: Sequence[str]) -> None:
+    """Modules that measurements import; to be called before the first one."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))

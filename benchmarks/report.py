@@ -58,6 +58,13 @@ class Row:
         return None if not other else self.firn.median / other
 
     @property
+    def ratio_range(self) -> tuple[float, float] | None:
+        """The least and the largest ratio that a run of firn and a run of the peer can have."""
+        least = self.peer.least if self.peer is not None else self.peer_figure
+        most = self.peer.most if self.peer is not None else self.peer_figure
+        return None if not least or not most else (self.firn.least / most, self.firn.most / least)
+
+    @property
     def verdict(self) -> str:
         """reached, missed, or nothing where there is nothing to compare with."""
         ratio = self.ratio
@@ -69,7 +76,9 @@ class Row:
         return "reached" if reached else "missed"
 
     def document(self) -> dict[str, Any]:
-        return {**asdict(self), "ratio": self.ratio, "verdict": self.verdict}
+        return {
+            **asdict(self), "ratio": self.ratio, "ratio_range": self.ratio_range, "verdict": self.verdict
+        }  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -92,7 +101,7 @@ class Report:
                 peer = f"{row.peer_name} {row.peer_figure:{digits}}, given"
             else:
                 peer = row.peer_name
-            ratio = f"{row.ratio:.2f}" if row.ratio is not None else ""
+            ratio = _ratio(row)
             target = row.target.text() if row.target is not None else ""
             verdict = " ".join(filter(None, (row.verdict, row.note)))
             cells = [row.title, row.unit, row.firn.text(digits), peer, ratio, target, verdict]
@@ -108,6 +117,14 @@ class Report:
         }
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def _ratio(row: Row) -> str:
+    """The ratio of the medians, and its range where there were several runs."""
+    if row.ratio is None or row.ratio_range is None:
+        return ""
+    least, most = row.ratio_range
+    return f"{row.ratio:.2f}" if least == most else f"{row.ratio:.2f} ({least:.2f}-{most:.2f})"
 
 
 def _digits(value: float) -> str:

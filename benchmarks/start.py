@@ -35,16 +35,13 @@ def measure(work: Path, sizes: Sizes, *, with_kafka: bool) -> list[Row]:
     """The two rows. Broker by broker in turn: the two sides' starts do not share the machine."""
     brokers: list[FirnBroker | KafkaBroker] = [FirnBroker(work / "firn-start")]
     if with_kafka:
-        brokers.append(KafkaBroker(work / "kafka-start"))
+        brokers.append(KafkaBroker(work / "kafka-start", is_quick=sizes.is_quick))
     clean: list[list[float]] = [[] for _ in brokers]
     killed: list[list[float]] = [[] for _ in brokers]
     acknowledged = [0 for _ in brokers]
     for at, broker in enumerate(brokers):
         broker.start()
-        if isinstance(broker, FirnBroker):
-            broker.create_topic("start")
-        else:
-            broker.create_topic("start")
+        broker.create_topic("start")
         side = "firn_client" if isinstance(broker, FirnBroker) else "kafka_client"
         run_child(
             f"{side}:produce", address=broker.address, topic="start", records=sizes.start_records, keys=100_000,

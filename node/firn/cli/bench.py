@@ -4,20 +4,17 @@ Each measurement prints one row: what was done, how often, in how many seconds, 
 requests are timed. ``make bench`` compares with other systems; this answers "is my broker slow?".
 """
 
-import asyncio
-import time
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
+from firn.bench import workloads
+from firn.bench.data import Data
 from firn.cli.printing import compact_json
 from firn.cli.running import BrokerOption, OutputOption, TimeoutOption, connect, run
 from firn.errors import TopicExists
 
-CHUNK = 10_000
-GET_MANY = 1_000
-POLL_SECONDS = 0.05
+SHARES = {"p50": 0.5, "p99": 0.99, "max": 1.0}  # of the latencies that are printed
 
 TopicArgument = Annotated[str, typer.Argument(metavar="[TOPIC]")]
 RecordsOption = Annotated[int, typer.Option("--records", min=1, help="How many records or look-ups.")]
@@ -53,17 +50,9 @@ def produce(
                 await client.create_topic(topic, partitions=partitions, durability={"flush": flush})
             except TopicExists:
                 pass
-            value, numbers = b"x" * size, [key(i * 2_654_435_761 % keys) for i in range(CHUNK)]
-            producer = client.producer(topic)
-            began = time.perf_counter()
-            for first in range(0, records, CHUNK):
-                count = min(CHUNK, records - first)
-                chosen = numbers[:count] if keys <= CHUNK else spread(first, count, keys)
-                await producer.send_many(chosen, [value] * count)
-            await producer.flush()
-            seconds = time.perf_counter() - began
-            await producer.close()
-        return row("produce", records, seconds, size_bytes=records * (16 + size))
+            data = Data(records, keys, size)
+            seconds = await workloads.send_lists(client, topic, data)
+        return row("produce", records, seconds, size_bytes=data.bytes)
 
     show(run(work()), output)
 
@@ -81,12 +70,8 @@ def consume(
 
     async def work() -> dict[str, Any]:
         async with connect(broker, timeout) as client:
-            records = size = 0
-            began = time.perf_counter()
-            async for page in client.reader(topic, view=view, until_end=True).pages():
-                records += len(page)
-                size += sum(len(r.key) + len(r.value or b"") for r in page)
-            return row("consume", records, time.perf_counter() - began, size_bytes=size)
+            records, seconds = await workloads.read_pages(client, topic, view=view)
+        return row("consume", records, seconds)
 
     show(run(work()), output)
 
@@ -103,19 +88,14 @@ def get(
 
     async def work() -> dict[str, Any]:
         async with connect(broker, timeout) as client:
-            wanted = spread(0, records, keys)
-            taken, hits = [], 0
-            began = time.perf_counter()
-            for name in wanted:
-                start = time.perf_counter()
-                hits += await client.get(topic, name) is not None
-                taken.append(time.perf_counter() - start)
-            found = row("get", records, time.perf_counter() - began)
-            began = time.perf_counter()
-            for first in range(0, records, GET_MANY):
-                await client.get_many(topic, wanted[first : first + GET_MANY])
-            many = records / max(time.perf_counter() - began, 1e-9)
-        return {**found, "hits": hits, **percentiles(taken), "get_many_per_second": round(many)}
+            wanted = Data(records, keys, 0).key_list(0, records)
+            taken, hits = await workloads.get_one_at_a_time(client, topic, wanted)
+            many, _ = await workloads.get_lists(client, topic, wanted)
+        latencies = {f"{name}_ms": round(taken.ms(share), 3) for name, share in SHARES.items()}
+        return {
+            **row("get", records, taken.seconds), "hits": hits, **latencies,
+            "get_many_per_second": round(records / max(many, 1e-9)),
+        }  # fmt: skip
 
     show(run(work()), output)
 
@@ -130,12 +110,7 @@ def compact(
 
     async def work() -> dict[str, Any]:
         async with connect(broker, timeout) as client:
-            began = time.perf_counter()
-            found = await client.compact(topic, force=True)
-            while found["state"] in ("waiting", "running"):
-                await asyncio.sleep(POLL_SECONDS)
-                found = await client.compaction(topic) or found
-            seconds = time.perf_counter() - began
+            found, seconds = await workloads.compact(client, topic)
         parts = found["partitions"]
         before, after = (sum(p[name] for p in parts) for name in ("records_before", "records_after"))
         return {
@@ -145,15 +120,6 @@ def compact(
         }
 
     show(run(work()), output)
-
-
-def key(number: int) -> bytes:
-    return b"%016d" % number
-
-
-def spread(first: int, count: int, keys: int) -> list[bytes]:
-    """Keys of the records ``first`` to ``first + count``, in an order that looks random and repeats."""
-    return [key(i * 2_654_435_761 % keys) for i in range(first, first + count)]
 
 
 def row(what: str, records: int, seconds: float, *, size_bytes: int = 0) -> dict[str, Any]:
@@ -168,16 +134,6 @@ def row(what: str, records: int, seconds: float, *, size_bytes: int = 0) -> dict
     if size_bytes:
         found["mb_per_second"] = round(size_bytes / seconds / 1e6, 1)
     return found
-
-
-def percentiles(seconds: Sequence[float]) -> dict[str, float]:
-    """Median, 99th percentile and maximum in ms."""
-    ordered = sorted(seconds)
-    return {
-        "p50_ms": round(ordered[len(ordered) // 2] * 1e3, 3),
-        "p99_ms": round(ordered[len(ordered) * 99 // 100] * 1e3, 3),
-        "max_ms": round(ordered[-1] * 1e3, 3),
-    }
 
 
 def show(found: dict[str, Any], output: str | None) -> None:
