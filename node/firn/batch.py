@@ -559,13 +559,11 @@ class Batch:
 
     def key_list(self) -> list[bytes]:
         c = self.columns
-        raw, starts = c.keys.tobytes(), c.key_starts().tolist()
-        return [raw[a:b] for a, b in pairwise(starts)]
+        return _bytes_list(c.keys, c.key_lengths)
 
     def value_list(self) -> list[bytes | None]:
         c = self.columns
-        raw, starts = c.values.tobytes(), c.value_starts().tolist()
-        found: list[bytes | None] = [raw[a:b] for a, b in pairwise(starts)]
+        found: list[bytes | None] = list(_bytes_list(c.values, c.value_lengths))
         for at in np.flatnonzero(c.value_lengths < 0).tolist():
             found[at] = None
         return found
@@ -578,6 +576,16 @@ class Batch:
 
     def header_list(self) -> list[dict[str, str]]:
         return decode_headers(self.columns.headers, self.header.records)
+
+
+def _bytes_list(data: Bytes8, lengths: NDArray[np.int32]) -> list[bytes]:
+    """The parts of ``data`` that have these lengths (below 0: empty)."""
+    width = int(lengths[0])
+    if width > 0 and len(data) == width * len(lengths) and (lengths == width).all():
+        found: list[bytes] = data.view(f"V{width}").tolist()  # one pass in C: a quarter of the time of slices
+        return found
+    raw = data.tobytes()
+    return [raw[a:b] for a, b in pairwise(_starts(np.maximum(lengths, 0)).tolist())]
 
 
 # A compressed column may not claim more than this many times its stored bytes: an lz4 block reaches 255, and

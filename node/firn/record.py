@@ -144,31 +144,33 @@ def message_id(group: int, position: int, row: int, topic_id: int) -> str:
 
 
 def records_of(batch: Batch, topic: str, *, start: int = 0) -> Iterator[Record]:
-    """The records of a batch from offset ``start`` on, in offset order."""
-    return iter(record_list(batch, topic, start=start))
+    """The records of a batch from offset ``start`` on, in offset order. Errors: MalformedBatch, at the call."""
+    c = batch.columns
+    return rows_of(batch, topic, keep=c.offsets >= start if int(c.offsets[0]) < start else None)
 
 
 def record_list(
-    batch: Batch,
-    topic: str,
-    *,
-    start: int = 0,
-    keep: NDArray[np.bool_] | None = None,
-    place: tuple[int, int] | None = None,
+    batch: Batch, topic: str, *, keep: NDArray[np.bool_] | None = None, place: tuple[int, int] | None = None
 ) -> list[Record]:
-    """The records of a batch from offset ``start`` on, in offset order; of these the rows that ``keep`` has True.
+    """As ``rows_of``, all of them made."""
+    with collector_at_rest():
+        return list(rows_of(batch, topic, keep=keep, place=place))
+
+
+def rows_of(
+    batch: Batch, topic: str, *, keep: NDArray[np.bool_] | None = None, place: tuple[int, int] | None = None
+) -> Iterator[Record]:
+    """The records of a batch in offset order; of these the rows that ``keep`` has True. Fields are decoded at the call,
+    a record is made when it is asked for: who drops it before the next has it made in the same warm memory.
 
     ``place``: broker group and commit log position of the batch; the records then have their message ids.
 
-    Errors: MalformedBatch.
+    Errors: MalformedBatch, at the call.
     """
     h, c = batch.header, batch.columns
-    if int(c.offsets[0]) < start:
-        late = c.offsets >= start
-        keep = late if keep is None else keep & late
     if keep is not None and keep.all():
         keep = None
-    columns: list[Any] = [c.offsets.tolist(), c.timestamps.tolist(), batch.key_list(), batch.value_list()]
+    columns: list[Any] = [c.offsets.tolist(), _stamps(c.timestamps), batch.key_list(), batch.value_list()]
     columns.append(batch.tag_list() if len(c.tags) else repeat(None))
     columns.append(batch.header_list() if len(c.headers) else repeat(NO_HEADERS))
     columns.append(batch.queue_list() if len(c.queues) else repeat(()))
@@ -179,9 +181,15 @@ def record_list(
     if keep is not None:
         chosen = keep.tolist()
         columns = [x if isinstance(x, repeat) else list(compress(x, chosen)) for x in columns]
-    with collector_at_rest():
-        rows = zip(repeat(topic), repeat(h.partition), *columns, strict=False)
-        return list(map(partial(tuple.__new__, Record), rows))
+    return map(_MAKE, zip(repeat(topic), repeat(h.partition), *columns, strict=False))
+
+
+_MAKE = partial(tuple.__new__, Record)
+
+
+def _stamps(column: NDArray[np.int64]) -> "list[int] | repeat[int]":
+    first = int(column[0])
+    return repeat(first) if (column == first).all() else column.tolist()
 
 
 @contextmanager

@@ -2,13 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from client.fake_broker import FakeBroker, fake_broker
+from firn.batch import Batch, Identity, encode
 from firn.client import Client
-from firn.errors import Invalid, OffsetExpired, SnapshotExpired, Unavailable
+from firn.errors import Invalid, MalformedBatch, OffsetExpired, SnapshotExpired, Unavailable
 
 
 def with_broker(work: Callable[[FakeBroker, Client], Awaitable[None]], **settings: Any) -> None:
@@ -210,5 +212,24 @@ def test_get_many_asks_in_parts_and_keeps_the_order() -> None:
         assert [None if r is None else r.value for r in found] == [
             b"v%d" % i if i % 2 == 0 else None for i in range(3000)
         ]
+
+    with_broker(work)
+
+
+@pytest.mark.parametrize("way", ["records", "pages", "arrow"])
+def test_what_cannot_be_decoded_ends_the_reader_and_no_position_passes_it(way: str) -> None:
+    async def work(broker: FakeBroker, client: Client) -> None:
+        for key in (b"a", b"b", b"c"):
+            broker.write("t", 0, [key], [b"1"])
+        stored = broker.partition("t").batches
+        columns = replace(Batch(stored[1]).columns, tags=b"\1\0\0\0\xff")
+        stored[1] = encode(columns, Identity(topic_id=Batch(stored[0]).header.topic_id, partition=0))
+        reader = client.reader("t", until_end=True, group="g", page_bytes=1)
+        found = reader if way == "records" else reader.pages() if way == "pages" else reader.arrow()
+        with pytest.raises((MalformedBatch, ValueError)):
+            async for _ in found:
+                pass
+        assert [r.key async for r in reader] == []
+        assert reader.positions()[0].offset == (0 if way == "arrow" else 1)
 
     with_broker(work)

@@ -183,6 +183,19 @@ def test_the_keys_projection_alone_gives_keys_and_lengths(records: list[Any], co
     assert part.columns.tombstones.tolist() == [value is None for value in values]
 
 
+@given(st.integers(0, 40), st.data())
+def test_keys_and_values_of_one_width_come_back_with_their_zeros(width: int, data: st.DataObject) -> None:
+    same = st.lists(
+        st.binary(min_size=width, max_size=width).map(lambda b: b[: width // 2].ljust(width, b"\0"))
+    )
+    values = data.draw(same.filter(len))
+    batch = Batch(encode(columns_of(values, values, STAMP), Identity(topic_id=8, partition=1)))
+    assert batch.key_list() == batch.value_list() == values
+    keys_part = Batch(batch.data[: HEADER_BYTES + batch.header.keys_bytes])
+    assert keys_part.key_list() == values
+    assert keys_part.value_list() == [b""] * len(values)
+
+
 def _read_all(raw: bytes) -> None:
     batch = Batch(raw)
     batch.verify()

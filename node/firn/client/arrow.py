@@ -65,9 +65,9 @@ def record_batch(piece: Piece) -> Any:
     c, n = batch.columns, batch.header.records
     present = c.value_lengths >= 0
     columns = [
-        pa.array(np.full(n, batch.header.partition, np.int32)),
-        pa.array(c.offsets),
-        pa.array(c.timestamps).cast(pa.timestamp("ms", tz="UTC")),
+        _numbers(pa.int32(), np.full(n, batch.header.partition, np.int32)),
+        _numbers(pa.int64(), c.offsets),
+        _numbers(pa.timestamp("ms", tz="UTC"), c.timestamps),
         _binary(pa.binary(), c.key_lengths, c.keys, None),
         _binary(pa.binary(), c.value_lengths, c.values, None if present.all() else present),
         _tags(c.tags, n),
@@ -75,8 +75,18 @@ def record_batch(piece: Piece) -> Any:
     ]
     found = pa.RecordBatch.from_arrays(columns, schema=schema())
     if piece.keep is not None:
-        found = found.filter(pa.array(piece.keep))
+        found = found.filter(pa.Array.from_buffers(pa.bool_(), n, [None, _bits(piece.keep)]))
     return found
+
+
+def _numbers(kind: Any, column: NDArray[Any]) -> Any:
+    """A view of the column. ``pyarrow.array`` would look for pandas first: half a second of imports."""
+    pa = pyarrow()
+    return pa.Array.from_buffers(kind, len(column), [None, pa.py_buffer(np.ascontiguousarray(column))])
+
+
+def _bits(flags: NDArray[np.bool_]) -> Any:
+    return pyarrow().py_buffer(np.packbits(flags, bitorder="little"))
 
 
 def _binary(
@@ -85,7 +95,7 @@ def _binary(
     pa = pyarrow()
     starts = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(np.maximum(lengths, 0), out=starts[1:])
-    valid = None if present is None else pa.py_buffer(np.packbits(present, bitorder="little"))
+    valid = None if present is None else _bits(present)
     return pa.Array.from_buffers(kind, len(lengths), [valid, pa.py_buffer(starts), pa.py_buffer(data)])
 
 
@@ -115,16 +125,17 @@ class Collector:
         self._rows = 0
         self._bytes = 0
 
-    def add(self, page: Page) -> Iterator[Any]:
-        """The record batches that are full with ``page``."""
-        for piece in page.pieces:
-            part = record_batch(piece)
-            size = piece.batch.header.size
+    def add(self, page: Page) -> list[Any]:
+        """The record batches that are full with ``page``. Errors: MalformedBatch; nothing of the page was taken."""
+        parts = [(record_batch(piece), piece.batch.header.size) for piece in page.pieces]
+        found: list[Any] = []
+        for part, size in parts:
             if self._rows and (self._rows + part.num_rows > ROWS_AIM or self._bytes + size > BYTES_AIM):
-                yield from self.rest()
+                found += self.rest()
             self._parts.append(part)
             self._rows += part.num_rows
             self._bytes += size
+        return found
 
     def rest(self) -> Iterator[Any]:
         """What is there, as one record batch, if anything is."""

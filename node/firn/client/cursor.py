@@ -14,7 +14,7 @@ Invariants:
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import compress
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from firn.batch import Batch, Buffer
 from firn.errors import InvariantBroken, MalformedBatch, SnapshotExpired
-from firn.record import Record, collector_at_rest, record_list
+from firn.record import Record, collector_at_rest, record_list, rows_of
 from firn.wire import items
 
 
@@ -74,6 +74,9 @@ class Piece:
     def records(self, topic: str) -> list[Record]:
         return record_list(self.batch, topic, keep=self.keep, place=self.place)
 
+    def each_record(self, topic: str) -> Iterator[Record]:
+        return rows_of(self.batch, topic, keep=self.keep, place=self.place)
+
     def entries(self) -> Iterator[tuple[int, bytes, bytes | None]]:
         """Offset, key and value of each row."""
         found = zip(
@@ -97,7 +100,11 @@ class Page:
         with collector_at_rest():
             if len(self.pieces) == 1:
                 return self.pieces[0].records(topic)
-            return [record for piece in self.pieces for record in piece.records(topic)]
+            return [record for piece in self.pieces for record in piece.each_record(topic)]
+
+    def each_record(self, topic: str) -> Iterator[Record]:
+        """The same one by one: decoded now, each made when it is asked for. Errors: MalformedBatch, at the call."""
+        return chain.from_iterable([piece.each_record(topic) for piece in self.pieces])
 
 
 class Cursor:

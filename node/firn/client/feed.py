@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from firn.batch import Buffer
 from firn.client.cursor import Cursor, Page, PageMeta
 from firn.client.transport import Transport, path_of
 from firn.errors import FirnError, InvariantBroken, OffsetExpired
@@ -181,10 +182,9 @@ class Feed:
 
 async def read_page(
     transport: Transport, source: Source, cursor: Cursor, *, wait_ms: int = 0, max_bytes: int | None = None
-) -> tuple[PageMeta, bytes]:
+) -> tuple[PageMeta, Buffer]:
     """One answer of a bulk read from the cursor's offset. Errors: what the broker answered."""
-    answer = await transport.request(
-        "GET",
+    answer = await transport.bulk(
         path_of("topics", source.topic, "partitions", cursor.partition),
         query={
             "view": source.view, "offset": cursor.offset, "since": cursor.since, "snapshot": source.snapshot,

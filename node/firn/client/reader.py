@@ -7,6 +7,7 @@ whole pages of it, because its records carry the partition's offsets and not the
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
@@ -71,37 +72,52 @@ class Reader:
         self._last: Record | None = None
         self._loop = asyncio.get_running_loop()
 
-    def __aiter__(self) -> AsyncIterator[Record]:
-        return self._records()
+    def __aiter__(self) -> "Reader":
+        return self
 
-    async def _records(self) -> AsyncIterator[Record]:
-        while True:
-            for record in self.rest_of_page():
-                yield record
-            page = await self.next_page()
-            if page is None:
-                return
-            self.open_page(page)
+    async def __anext__(self) -> Record:
+        for record in self._rest:
+            self._last = record
+            return record
+        return await self._first_of_next_page()
+
+    async def _first_of_next_page(self) -> Record:
+        while (page := await self.next_page()) is not None:
+            for record in self.open_page(page):
+                self._last = record
+                return record
+        raise StopAsyncIteration
 
     def rest_of_page(self) -> Iterator[Record]:
-        """The records of the open page that were not handed out yet; behind the last one the page is passed."""
+        """The records of the open page that were not handed out yet."""
         for record in self._rest:
             self._last = record
             yield record
-        if self._page is not None:
-            self._passed(self._page)
-            self._page = self._last = None
 
-    def open_page(self, page: Page) -> None:
-        """The page that ``rest_of_page`` hands out."""
+    def open_page(self, page: Page) -> Iterator[Record]:
+        """The records of the page, which is the open one from now on."""
+        with self._ending_at_a_fault():
+            self._rest = page.each_record(self.topic)
         self._page = page
-        self._rest = iter(page.records(self.topic))
+        return self._rest
+
+    @contextmanager
+    def _ending_at_a_fault(self) -> Iterator[None]:
+        """What cannot be decoded was not handed out: nothing behind it is, so that no position passes it."""
+        try:
+            yield
+        except Exception:
+            self._is_closed = True
+            if self._feed is not None:
+                self._feed.cancel()
+            raise
 
     async def pages(self) -> AsyncIterator[list[Record]]:
         """Lists of records, as they come from the broker: faster than one by one."""
         self._refuse_a_second_way()
         while (page := await self.next_page()) is not None:
-            records = page.records(self.topic)
+            with self._ending_at_a_fault():
+                records = page.records(self.topic)
             self._passed(page)
             if records:
                 yield records
@@ -118,7 +134,9 @@ class Reader:
         collector = Collector()
         gathered: list[Page] = []
         while (page := await self.next_page()) is not None:
-            for batch in collector.add(page):
+            with self._ending_at_a_fault():
+                full = collector.add(page)
+            for batch in full:
                 self._passed(*gathered)
                 gathered = []
                 yield batch
@@ -137,7 +155,10 @@ class Reader:
             raise Invalid("this reader is being read record by record already")
 
     async def next_page(self) -> Page | None:
-        """The next page of any partition; None at the end."""
+        """The next page of any partition; None at the end. The open page is passed."""
+        if self._page is not None:
+            self._passed(self._page)
+            self._page = self._last = None
         if self._is_closed:
             return None
         if self._feed is None:

@@ -19,6 +19,7 @@ from yarl import URL
 
 from firn import __version__
 from firn.client.addresses import Addresses
+from firn.client.pageget import CannotConnect, PageSockets
 from firn.client.stream import Stream, address_in
 from firn.errors import FirnError, InvariantBroken, Timeout, Unavailable, from_document
 
@@ -32,18 +33,20 @@ CONNECT_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A whole HTTP answer."""
+    """A whole HTTP answer. The body of a bulk read is a view of the memory that it was received into."""
 
     status: int
     headers: Mapping[str, str]
-    body: bytes
+    body: bytes | memoryview
 
     def document(self) -> Any:
         """The JSON of the body. Errors: InvariantBroken when it is none."""
         try:
-            return json.loads(self.body) if self.body else None
+            return json.loads(bytes(self.body)) if self.body else None
         except ValueError as error:
-            raise InvariantBroken(f"the broker's answer is not JSON: {error}: {self.body[:200]!r}") from error
+            raise InvariantBroken(
+                f"the broker's answer is not JSON: {error}: {bytes(self.body[:200])!r}"
+            ) from error
 
 
 def path_of(*parts: str | bytes | int) -> str:
@@ -63,6 +66,7 @@ class Transport:
         self.randomness = randomness
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._session: aiohttp.ClientSession | None = None
+        self._pages = PageSockets(self._headers, connect_seconds=CONNECT_TIMEOUT_S)
         self._stream: Stream | None = None
         self._connecting = asyncio.Lock()
         self._is_closed = False
@@ -165,40 +169,64 @@ class Transport:
         that broker is asked.
         Errors: what the broker answered; Unavailable and Timeout when nobody did.
         """
-        chosen = {k: v if isinstance(v, bytes) else str(v) for k, v in (query or {}).items() if v is not None}
-        suffix = "?" + urlencode(chosen, quote_via=quote) if chosen else ""
+        target = _target(path, query or {})
         data = None if body is None else json.dumps(body).encode()
+
+        async def ask(at: str) -> Answer:
+            return await self._once(at, method, target, data, headers or {})
 
         async def attempt() -> Answer:
             if address is not None:
-                return await self._at_one(address, method, path + suffix, data, headers or {})
-            return await self._at_any_address(method, path + suffix, data, headers or {}, is_repeatable)
+                return await self._at_one(address, ask)
+            return await self._at_any_address(ask, f"{method} {target}", is_repeatable)
 
         return await self.retried(attempt, what=f"{method} {path}", timeout=timeout)
 
+    async def bulk(
+        self,
+        path: str,
+        *,
+        query: Mapping[str, object],
+        headers: Mapping[str, str],
+        address: str | None = None,
+    ) -> Answer:
+        """The answer to a GET of many bytes: as ``request``, by connections that copy nothing (``firn.client.pageget``)."""
+        target = _target(path, query)
+        if self._is_closed:
+            raise Unavailable("this client is closed")
+
+        async def ask(at: str) -> Answer:
+            found = await self._pages.get(at, target, headers)
+            return _checked(Answer(found.status, found.headers, found.body), f"GET {target}")
+
+        async def attempt() -> Answer:
+            if address is not None:
+                return await self._at_one(address, ask)
+            return await self._at_any_address(ask, f"GET {target}")
+
+        return await self.retried(attempt, what=f"GET {path}")
+
     async def _at_any_address(
-        self, method: str, target: str, data: bytes | None, headers: Mapping[str, str], is_repeatable: bool
+        self, ask: Callable[[str], Awaitable[Answer]], what: str, is_repeatable: bool = True
     ) -> Answer:
         last: FirnError = Unavailable("no broker address")
         for address in self.addresses.in_turn():
             try:
-                return await self._once(address, method, target, data, headers)
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+                return await ask(address)
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, CannotConnect) as error:
                 last = Unavailable(f"{address}: cannot connect: {error}")
             except (aiohttp.ClientError, OSError) as error:
                 last = Unavailable(f"{address}: the connection broke: {error}")
                 if not is_repeatable:
                     raise FirnError(
-                        f"{method} {target}: {last.message}; whether it took effect is unknown, so it was not repeated"
+                        f"{what}: {last.message}; whether it took effect is unknown, so it was not repeated"
                     ) from error
             self.addresses.put_last(address)
         raise last
 
-    async def _at_one(
-        self, address: str, method: str, target: str, data: bytes | None, headers: Mapping[str, str]
-    ) -> Answer:
+    async def _at_one(self, address: str, ask: Callable[[str], Awaitable[Answer]]) -> Answer:
         try:
-            return await self._once(address, method, target, data, headers)
+            return await ask(address)
         except (aiohttp.ClientError, OSError) as error:
             raise Unavailable(f"{address}: cannot be asked: {error}") from error
 
@@ -209,26 +237,38 @@ class Transport:
         url = URL(f"http://{address}{target}", encoded=True)
         async with self.session.request(method, url, data=data, headers=extra) as response:
             answer = Answer(response.status, response.headers, await response.read())
-        if answer.status >= 400:
-            raise error_of(answer, f"{method} {target}")
-        return answer
+        return _checked(answer, f"{method} {target}")
 
     async def close(self) -> None:
         self._is_closed = True
+        self._pages.close()
         if self._stream is not None:
             await self._stream.close()
         if self._session is not None:
             await self._session.close()
 
 
+def _target(path: str, query: Mapping[str, object]) -> str:
+    """``path`` with its query parameters; those that are None are left out."""
+    chosen = {k: v if isinstance(v, bytes) else str(v) for k, v in query.items() if v is not None}
+    return path + "?" + urlencode(chosen, quote_via=quote) if chosen else path
+
+
+def _checked(answer: Answer, what: str) -> Answer:
+    """``answer`` when it is one of success. Errors: the one that it holds."""
+    if answer.status >= 400:
+        raise error_of(answer, what)
+    return answer
+
+
 def error_of(answer: Answer, what: str) -> FirnError:
     """The error that an answer holds; one that is no document of ours is told as it is."""
     try:
-        document = json.loads(answer.body)
+        document = json.loads(bytes(answer.body))
     except ValueError:
         document = None
     if isinstance(document, dict) and "error" in document:
         return from_document(document)
-    text = answer.body[:200].decode("utf-8", "replace")
+    text = bytes(answer.body[:200]).decode("utf-8", "replace")
     kind = Unavailable if answer.status in (502, 503, 504) else FirnError
     return kind(f"{what}: HTTP {answer.status}: {text}")

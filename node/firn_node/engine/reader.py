@@ -15,6 +15,7 @@ from firn_node.compaction.log import Pin
 from firn_node.compaction.manifest import Manifest
 from firn_node.engine.api import ReadRequest, ReadResult
 from firn_node.engine.core import Core
+from firn_node.engine.dispatcher import RUN_BYTES_MAX
 from firn_node.engine.flusher import Flusher
 from firn_node.engine.lookup import Lookup
 from firn_node.engine.messages import GROUP
@@ -159,8 +160,10 @@ class Reader:
         runs: list[tuple[int, int]] = []
         total, at, full, looked = 0, offset, False, 0
         # A tag may be rare: after a bounded number of entries the next request goes on.
+        wanted = _SCAN_ENTRIES if tag_hash else min(_SCAN_ENTRIES, 2 + request.max_bytes // RUN_BYTES_MAX)
         while at < end and not full and looked < _LOOK_ENTRIES:
-            entries = self.core.index.scan(*partition.key, at, end=end, limit=_SCAN_ENTRIES)
+            entries = self.core.index.scan(*partition.key, at, end=end, limit=wanted)
+            wanted = _SCAN_ENTRIES  # they are smaller than a full run
             if not entries:
                 at = end
             looked += len(entries)
