@@ -11,6 +11,7 @@ from firn.batch import Codecs, Identity, columns_of, encode, iterate
 from firn.survivors import survivors, tombstones_end
 from firn.wire import items
 from firn_node.compaction import CompactedLog, Job, Throttle, compact
+from firn_node.compaction.answers import Answers, Wanted, joined
 from firn_node.disk import Disk, RealDisk
 from firn_node.engine.api import PartitionCompaction
 from firn_node.filecache import FileCache
@@ -207,9 +208,15 @@ class Partition:
         newest = {r.key: r for r in expected}
         keys = sorted({r.key for r in self.rows})
         hi, lo = fingerprint_of(keys)
-        for key, found in zip(keys, self.compacted.newest_many(keys, hi, lo), strict=True):
-            row = newest.get(key)
+        answers = Answers(len(keys))
+        self.compacted.newest_many(Wanted(*joined(keys), hi, lo), np.arange(len(keys)), answers)
+        doubtful = set(answers.doubtful())
+        for pick, key in enumerate(keys):
+            found, row = self.compacted.newest(key, int(hi[pick]), int(lo[pick])), newest.get(key)
             assert (found is None) == (row is None)
+            if pick not in doubtful:
+                served = None if found is None or found.value is None else found
+                assert answers.row(pick) == served
             if found is not None and row is not None:
                 assert (found.offset, found.timestamp, found.value, found.tag, found.headers) == (
                     row.offset, row.timestamp, row.value, row.tag, row.headers,

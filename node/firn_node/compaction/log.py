@@ -15,7 +15,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from threading import RLock
 from typing import TypeVar
 
@@ -28,16 +27,9 @@ from firn_node import failpoints
 from firn_node.compaction import decide
 from firn_node.compaction import manifest as manifests
 from firn_node.compaction import mask as masks
-from firn_node.compaction.keyindex import (
-    BLOCK_BYTES,
-    BlockCache,
-    DamagedIndex,
-    FileKeyIndex,
-    candidates,
-    newest_rows,
-)
+from firn_node.compaction.answers import I64, Answers, FoundRow, Wanted
+from firn_node.compaction.keyindex import BlockCache, DamagedIndex, FileKeyIndex, newest_rows
 from firn_node.compaction.manifest import CleanSegment, DirtySegment, Manifest
-from firn_node.compaction.rows import FoundRow
 from firn_node.compaction.segment import KIND_KEYS, Layout, SegmentReader, SegmentWriter, open_key_index
 from firn_node.compaction.view import Part, SegmentView, View, load_mask
 from firn_node.disk import Disk, read_file
@@ -48,7 +40,7 @@ from firn_node.kernels.sorting import sort_key_index
 U64 = NDArray[np.uint64]
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-BLOCK_CACHE = BlockCache(16 << 20)  # key index blocks and rows that `get` has touched, of all logs together
+BLOCK_CACHE = BlockCache(16 << 20)  # what is kept of the batches that `get` has touched, of all logs together
 
 # The batches of the dirty offsets [start, end), in order: how a damaged sealed key index is made anew.
 DirtySource = Callable[[int, int], Iterator[Buffer]]
@@ -287,9 +279,10 @@ class CompactedLog:
         """The newest unmasked row of a key in the clean part; key bytes are compared. *Errors*: Corrupt."""
         return self._found(lambda view: view.find(key, int(hi), int(lo)))
 
-    def newest_many(self, keys: Sequence[bytes], hi: U64, lo: NDArray[np.uint32]) -> list[FoundRow | None]:
-        """As ``newest``, for many keys of one generation."""
-        return self._found(lambda view: view.find_many(keys, hi, lo))
+    def newest_many(self, wanted: Wanted, picks: I64, answers: Answers) -> None:
+        """As ``newest``, for many keys of one generation; AGAIN where that has to tell. *Errors*: Corrupt."""
+        if len(picks):
+            self._found(lambda view: view.find_many(wanted, picks, answers))
 
     def _found(self, find: Callable[[View], T]) -> T:
         for _ in range(len(self.manifest.segments) + 1):
@@ -302,16 +295,24 @@ class CompactedLog:
             f"{self.folder}: key indexes are damaged and could not be rebuilt", file=self.folder, position=0
         )
 
-    def maybe_dirty(self, hi: U64, lo: NDArray[np.uint32]) -> NDArray[np.bool_]:
-        """False where ``dirty_newest`` has nothing for sure. *Errors*: Corrupt."""
-        found = np.zeros(len(hi), np.bool_)
+    def dirty_newest_many(self, hi: U64, lo: NDArray[np.uint32]) -> I64:
+        """The newest offset of each fingerprint in sealed dirty segments; -1: none, -2: ``dirty_newest`` has to tell.
+
+        *Errors*: Corrupt.
+        """
+        found = np.full(len(hi), -1, np.int64)
+        left = np.arange(len(hi))
         with self.pin() as own:
-            for segment in own.manifest.dirty:
+            for segment in reversed(own.manifest.dirty):
                 try:
-                    index = self.dirty_index(segment)
-                    found |= newest_rows(index, hi, lo, partial(self._dirty_block, index)) != -1
+                    rows = newest_rows(self.dirty_index(segment), hi[left], lo[left])
                 except DamagedIndex:  # one by one they repair it
-                    found[:] = True
+                    found[left] = -2
+                    break
+                offsets = np.where(rows >= 0, segment.start + rows, rows)
+                offsets[(rows >= 0) & (offsets < own.manifest.horizon)] = -1
+                found[left] = offsets
+                left = left[offsets == -1]
         return found
 
     def dirty_newest(self, hi: int, lo: int) -> Iterator[int]:
@@ -325,20 +326,13 @@ class CompactedLog:
     def _dirty_candidates(self, segment: DirtySegment, hi: int, lo: int) -> list[int]:
         for _ in range(2):
             try:
-                index = self.dirty_index(segment)
-                return candidates(index, hi, lo, partial(self._dirty_block, index))
+                return self.dirty_index(segment).find(hi, lo)
             except DamagedIndex as error:
                 self.repair(error)
                 segment = next(d for d in self.manifest.dirty if d.start == segment.start)
         raise Corrupt(
             f"{self.path(segment.name)}: damaged again after it was rebuilt", file=segment.name, position=0
         )
-
-    def _dirty_block(self, index: FileKeyIndex, number: int) -> tuple[U64, U64]:
-        found: tuple[U64, U64] = self._blocks.get(
-            (index.token, "keys", number), lambda: (index.block(number), BLOCK_BYTES)
-        )
-        return found
 
     def dirty_index(self, segment: DirtySegment) -> FileKeyIndex:
         """The key index of a sealed dirty segment. *Errors*: DamagedIndex."""

@@ -1,14 +1,14 @@
 """Single rows of a checked batch: a key is compared and a value cut out without decoding the rest.
 
-A batch whose keys and values are stored plain, without tags and headers, is read row by row: its lengths tell
-where a row lies, and only these are kept. Any other batch is decoded as a whole.
+A batch whose keys and values are stored plain, without tags and headers, is read row by row: of its lengths one start
+in 64 is kept, none where all are the same. Any other batch is decoded as a whole.
 
-Invariants: the caller has checked the batch's CRCs since its file was opened; a row is given only to who names
-its real key.
+Invariants: the caller has checked the batch's CRCs since its file was opened; what is read again is held to the
+batch's bounds; a row is given only to who names its real key.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,7 @@ from firn.batch import (
     HEADER_BYTES,
     LENGTHS_BYTES,
     Batch,
+    BatchHeader,
     Codec,
     decode_headers,
     decode_tags,
@@ -25,166 +26,209 @@ from firn.batch import (
     parse_header,
 )
 from firn.errors import Corrupt, MalformedBatch
-from firn_node.filecache import FileCache
+from firn.values import LATER
+from firn_node.compaction.answers import I64, Answers, FoundRow, Wanted
+from firn_node.kernels.jit import aligned
+from firn_node.kernels.taking import AGAIN, take_rows
 
-_WHOLE_ROWS_MIN = (
-    4  # from so many rows of one batch on, one read of all of it costs less than two reads a row
-)
+# One row by itself costs about as much as so many bytes of the batch read and walked over.
+_ROW_COSTS_BYTES = 16 << 10
+_HELD_BYTES_MAX = 4096  # a batch of at most so many bytes is kept whole
+_GROUP = 64
+_LENGTHS_AT = HEADER_BYTES + LENGTHS_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class FoundRow:
-    """The newest served row of a key; ``value`` is None for a tombstone in its time."""
+class Source(Protocol):
+    """Where batches lie: a segment file, or the commit log."""
 
-    offset: int
-    timestamp: int
-    value: bytes | None
-    tag: str | None
-    headers: dict[str, str]
+    def read_at(self, position: int, size: int) -> bytes:
+        """So many bytes. *Errors*: Corrupt when there are fewer."""
+        ...
+
+    def fault(self, position: int, what: str) -> Corrupt: ...
 
 
 class BatchRows(Protocol):
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are held in memory, about."""
+        ...
+
     def row(self, at: int, key: bytes) -> FoundRow | None:
         """Record ``at`` when its real key is ``key``. *Errors*: Corrupt."""
         ...
 
-    def take(self, rows: Sequence[int], keys: Sequence[bytes]) -> list[FoundRow | None]:
-        """As ``row``, for many."""
+    def take(self, rows: I64, picks: I64, wanted: Wanted, answers: Answers) -> None:
+        """Answers the picks from the rows (ascending), one each; AGAIN where a row has another key.
+
+        *Errors*: as ``row``.
+        """
         ...
 
 
-def fixed_bytes(records: int, *, is_sparse: bool) -> int:
-    """Bytes of a batch up to its first key."""
-    fixed = HEADER_BYTES + LENGTHS_BYTES + 2 * padded(4 * records) + 8 * records
-    return fixed + (padded(4 * records) if is_sparse else 0)
+def open_rows(source: Source, position: int, records: int, whole: Batch | None) -> BatchRows:
+    """The rows of a batch of ``records`` records; ``whole``: its bytes, where the caller has them already.
 
-
-def plain_rows(
-    cache: FileCache, path: str, position: int, head: bytes, *, records: int
-) -> "PlainRows | None":
-    """The rows of a batch of which ``head`` is all up to the first key; None when it is not a plain one.
-
-    *Errors*: MalformedBatch.
+    *Errors*: Corrupt, MalformedBatch.
     """
-    header = parse_header(head)
-    if header.records != records or len(head) != fixed_bytes(records, is_sparse=header.is_sparse):
+    header = whole.header if whole is not None else parse_header(source.read_at(position, HEADER_BYTES))
+    if header.records != records:
         raise MalformedBatch(f"batch header: expected {records} records, found {header.records}")
+    fixed = padded(4 * records) * (3 if header.is_sparse else 2) + 8 * records
+    if header.keys_bytes < LENGTHS_BYTES + fixed:
+        raise MalformedBatch(f"batch keys part: {header.keys_bytes} bytes do not hold {records} records")
+    size = _LENGTHS_AT + fixed
+    head = bytes(whole.data[:size]) if whole is not None else source.read_at(position, size)
     lengths = np.frombuffer(head, "<u4", 8, HEADER_BYTES).tolist()
-    if header.keys_codec != Codec.NONE or header.values_codec != Codec.NONE or lengths[2] or lengths[6]:
-        return None
-    return PlainRows(cache, path, position, head, records, header.base_offset, header.keys_bytes, header.size)
+    if header.keys_codec == header.values_codec == Codec.NONE and not lengths[2] and not lengths[6]:
+        held = b""
+        if header.size <= _HELD_BYTES_MAX:
+            held = bytes(whole.data) if whole is not None else source.read_at(position, header.size)
+        return PlainRows(source, position, header, head, held)
+    return WholeRows(whole or Batch(source.read_at(position, header.size)))
+
+
+class _Column:
+    """Where each record's bytes begin, of a column of lengths and one of bytes."""
+
+    __slots__ = ("_first", "_lengths_at", "_same", "_starts", "nbytes")
+
+    def __init__(self, lengths: NDArray[np.int32], *, lengths_at: int, first: int) -> None:
+        self._lengths_at, self._first = lengths_at, first
+        least = int(lengths.min())
+        self._same: int | None = least if least == int(lengths.max()) else None
+        self._starts: list[int] = []
+        if self._same is None:
+            sums = np.add.reduceat(np.maximum(lengths, 0), np.arange(0, len(lengths), _GROUP), dtype=np.int64)
+            self._starts = [0, *np.cumsum(sums)[:-1].tolist()]
+        self.nbytes = 40 * len(self._starts)
+
+    def place(self, read: Callable[[int, int], bytes], at: int) -> tuple[int, int]:
+        """Start and length (-1: a tombstone) of record ``at``."""
+        if self._same is not None:
+            return self._first + at * max(self._same, 0), self._same
+        group, within = divmod(at, _GROUP)
+        raw = read(self._lengths_at + 4 * _GROUP * group, 4 * within + 4)
+        lengths = memoryview(raw).cast("i").tolist()
+        length = lengths.pop()
+        return self._first + self._starts[group] + sum(n for n in lengths if n > 0), length
 
 
 class PlainRows:
     __slots__ = (
-        "_cache", "_deltas", "_first_offset", "_key_lengths", "_keys_at", "_path", "_position", "_size", "_timestamps",
-        "_value_lengths", "_values_at", "nbytes",
+        "_base", "_deltas_at", "_held", "_is_sparse", "_keys", "_keys_at", "_position", "_records", "_size", "_source",
+        "_stamps_at", "_values", "_values_at", "nbytes",
     )  # fmt: skip
 
-    def __init__(
-        self, cache: FileCache, path: str, position: int, head: bytes, records: int, first_offset: int,
-        keys_bytes: int, size: int,
-    ) -> None:  # fmt: skip
-        self._cache, self._path, self._position, self._size = cache, path, position, size
-        self._first_offset = first_offset
-        self._keys_at, self._values_at = len(head), HEADER_BYTES + keys_bytes
-        at = HEADER_BYTES + LENGTHS_BYTES
-        self._key_lengths: NDArray[np.int32] = np.frombuffer(head, "<i4", records, at)
-        at += padded(4 * records)
-        self._value_lengths: NDArray[np.int32] = np.frombuffer(head, "<i4", records, at)
-        at += padded(4 * records)
-        self._timestamps: NDArray[np.int64] = np.frombuffer(head, "<i8", records, at)
-        at += 8 * records
-        self._deltas: NDArray[np.uint32] | None = (
-            np.frombuffer(head, "<u4", records, at) if at < len(head) else None
-        )
-        self.nbytes = len(head) + 1024
+    def __init__(self, source: Source, position: int, header: BatchHeader, head: bytes, held: bytes) -> None:
+        """``head``: all up to the first key; ``held``: the whole batch, or nothing."""
+        n = header.records
+        self._source, self._position, self._size, self._held = source, position, header.size, held
+        self._records, self._base, self._is_sparse = n, header.base_offset, header.is_sparse
+        self._keys_at, self._values_at = len(head), HEADER_BYTES + header.keys_bytes
+        lengths_at = _LENGTHS_AT + padded(4 * n)
+        self._stamps_at = lengths_at + padded(4 * n)
+        self._deltas_at = self._stamps_at + 8 * n
+        keys, values = np.frombuffer(head, "<i4", n, _LENGTHS_AT), np.frombuffer(head, "<i4", n, lengths_at)
+        self._keys = _Column(keys, lengths_at=_LENGTHS_AT, first=self._keys_at)
+        self._values = _Column(values, lengths_at=lengths_at, first=self._values_at)
+        self.nbytes = 1024 + len(held) + self._keys.nbytes + self._values.nbytes
 
     def row(self, at: int, key: bytes) -> FoundRow | None:
-        if int(self._key_lengths[at]) != len(key):
+        read = self._bytes
+        start, size = self._keys.place(read, at)
+        if size != len(key):
             return None
-        key_start = self._keys_at + int(self._key_lengths[:at].sum(dtype=np.int64))
-        with self._cache.reading(self._path) as file:
-            if self._checked(file.pread(len(key), self._position + key_start), len(key)) != key:
-                return None
-            size = int(self._value_lengths[at])
-            value = None
-            if size >= 0:
-                start = self._values_at + int(np.maximum(self._value_lengths[:at], 0).sum(dtype=np.int64))
-                self._check_end(start + size)
-                value = self._checked(file.pread(size, self._position + start), size)
-        return FoundRow(self._offset(at), int(self._timestamps[at]), value, None, {})
+        self._check_end(start + size, self._values_at)
+        if read(start, size) != key:
+            return None
+        start, size = self._values.place(read, at)
+        value = None
+        if size >= 0:
+            self._check_end(start + size, self._size)
+            value = read(start, size)
+        stamp = int.from_bytes(read(self._stamps_at + 8 * at, 8), "little", signed=True)
+        delta = int.from_bytes(read(self._deltas_at + 4 * at, 4), "little") if self._is_sparse else at
+        return FoundRow(self._base + delta, stamp, value, None, {})
 
-    def take(self, rows: Sequence[int], keys: Sequence[bytes]) -> list[FoundRow | None]:
-        if len(rows) < _WHOLE_ROWS_MIN:
-            return [self.row(at, key) for at, key in zip(rows, keys, strict=True)]
-        with self._cache.reading(self._path) as file:
-            data = self._checked(file.pread(self._size, self._position), self._size)
-        picked = np.asarray(rows, np.int64)
-        key_ends = self._keys_at + np.cumsum(self._key_lengths, dtype=np.int64)[picked]
-        value_sizes = np.maximum(self._value_lengths, 0)
-        value_ends = self._values_at + np.cumsum(value_sizes, dtype=np.int64)[picked]
-        self._check_end(int(value_ends.max()))
-        offsets = self._first_offset + (
-            picked if self._deltas is None else self._deltas[picked].astype(np.int64)
-        )
-        columns = zip(
-            keys, (key_ends - self._key_lengths[picked]).tolist(), key_ends.tolist(),
-            (value_ends - value_sizes[picked]).tolist(), value_ends.tolist(),
-            (self._value_lengths[picked] < 0).tolist(), offsets.tolist(), self._timestamps[picked].tolist(),
-            strict=True,
-        )  # fmt: skip
-        return [
-            FoundRow(offset, stamp, None if is_tombstone else data[start:end], None, {})
-            if data[key_start:key_end] == key
-            else None
-            for key, key_start, key_end, start, end, is_tombstone, offset, stamp in columns
-        ]
+    def take(self, rows: I64, picks: I64, wanted: Wanted, answers: Answers) -> None:
+        if answers.is_full:
+            answers.lengths[picks] = LATER
+            return
+        if len(rows) * _ROW_COSTS_BYTES < self._size:
+            _take_each(self, rows, picks, wanted, answers)
+            return
+        data = np.frombuffer(self._bytes(0, self._size), np.uint8)
+        rows, picks = aligned(rows, np.int64), aligned(picks, np.int64)
+        while True:
+            needed = int(
+                take_rows(
+                    data, self._records, self._keys_at, self._values_at, self._base, self._is_sparse, rows, picks,
+                    wanted.keys, wanted.starts, answers.offsets, answers.timestamps, answers.lengths, answers.starts,
+                    answers.arena, answers.used,
+                )
+            )  # fmt: skip
+            if needed < 0:
+                raise self._source.fault(self._position, f"lengths that do not fit its {self._size} bytes")
+            if answers.used + needed <= len(answers.arena):
+                answers.used += needed
+                return
+            answers.make_room(needed)
 
-    def _offset(self, at: int) -> int:
-        return self._first_offset + (at if self._deltas is None else int(self._deltas[at]))
+    def _bytes(self, at: int, size: int) -> bytes:
+        if self._held:
+            return self._held[at : at + size]
+        return self._source.read_at(self._position + at, size)
 
-    def _check_end(self, end: int) -> None:
-        if end > self._size:
-            raise self._fault(f"a value ends at byte {end} of a batch of {self._size}")
-
-    def _checked(self, data: bytes, size: int) -> bytes:
-        if len(data) != size:
-            raise self._fault(f"expected {size} bytes, found {len(data)}")
-        return data
-
-    def _fault(self, what: str) -> Corrupt:
-        return Corrupt(
-            f"{self._path} at byte {self._position}: {what}", file=self._path, position=self._position
-        )
+    def _check_end(self, end: int, limit: int) -> None:
+        if end > limit:
+            raise self._source.fault(self._position, f"a record ends at byte {end}, its column at {limit}")
 
 
 class WholeRows:
     """The rows of a decoded batch."""
 
-    __slots__ = ("_batch",)
+    __slots__ = ("_batch", "_key_starts", "_value_starts", "nbytes")
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
+        columns = batch.columns
+        self._key_starts, self._value_starts = columns.key_starts(), columns.value_starts()
+        self.nbytes = len(batch.data) + len(columns.values) + len(columns.keys) + 24 * columns.records
 
     def row(self, at: int, key: bytes) -> FoundRow | None:
         columns = self._batch.columns
-        lengths = columns.key_lengths
-        if int(lengths[at]) != len(key):
+        start, end = int(self._key_starts[at]), int(self._key_starts[at + 1])
+        if end - start != len(key) or columns.keys[start:end].tobytes() != key:
             return None
-        start = int(lengths[:at].sum(dtype=np.int64))
-        if columns.keys[start : start + len(key)].tobytes() != key:
-            return None
-        size = int(columns.value_lengths[at])
         value = None
-        if size >= 0:
-            start = int(np.maximum(columns.value_lengths[:at], 0).sum(dtype=np.int64))
-            value = columns.values[start : start + size].tobytes()
+        if columns.value_lengths[at] >= 0:
+            value = columns.values[int(self._value_starts[at]) : int(self._value_starts[at + 1])].tobytes()
         tag, headers = _extras(self._batch, at)
         return FoundRow(int(columns.offsets[at]), int(columns.timestamps[at]), value, tag, headers)
 
-    def take(self, rows: Sequence[int], keys: Sequence[bytes]) -> list[FoundRow | None]:
-        return [self.row(at, key) for at, key in zip(rows, keys, strict=True)]
+    def take(self, rows: I64, picks: I64, wanted: Wanted, answers: Answers) -> None:
+        _take_each(self, rows, picks, wanted, answers)
+
+
+def _take_each(batch: BatchRows, rows: I64, picks: I64, wanted: Wanted, answers: Answers) -> None:
+    for at, pick in zip(rows.tolist(), picks.tolist(), strict=True):
+        found = batch.row(at, wanted.key(pick))
+        if found is None:
+            answers.lengths[pick] = AGAIN
+        else:
+            answers.put(pick, found)
+
+
+def by_batch(rows: I64, picks: I64, first_rows: I64) -> Iterator[tuple[int, I64, I64]]:
+    """(batch number, rows within the batch, their picks) of rows in any order; those of a batch ascend."""
+    order = np.argsort(rows)
+    rows, picks = rows[order], picks[order]
+    numbers = np.searchsorted(first_rows, rows, "right") - 1
+    rows = rows - first_rows[numbers]
+    cuts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
+    for a, b in pairwise([*cuts, len(rows)]):
+        yield int(numbers[a]), rows[a:b], picks[a:b]
 
 
 def _extras(batch: Batch, at: int) -> tuple[str | None, dict[str, str]]:

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from firn.batch import HEADER_BYTES, Batch, corrupt, parse_header
 from firn.crc import crc32c
 from firn.errors import Corrupt, MalformedBatch
+from firn_node.compaction.answers import I64
 from firn_node.compaction.keyindex import (
     BLOCK_ROWS,
     ROW_BYTES,
@@ -41,7 +42,7 @@ from firn_node.compaction.keyindex import (
     KeyIndexWriter,
     tables_bytes,
 )
-from firn_node.compaction.rows import BatchRows, PlainRows, WholeRows, fixed_bytes, plain_rows
+from firn_node.compaction.rows import BatchRows, open_rows
 from firn_node.disk import Disk, File
 from firn_node.filecache import FileCache, FileRange
 
@@ -306,6 +307,7 @@ class SegmentReader:
         self._token = object()  # of this open: a path may name other bytes after a crash and a reopen
         self._keys_path = keys_path
         self._batches: NDArray[Any] | None = None
+        self._first_rows: I64 | None = None
         self._keys: FileKeyIndex | None = None
         self._touched = bytearray(layout.batches)  # 1: the batch's CRCs and columns were found good
 
@@ -330,13 +332,12 @@ class SegmentReader:
                 self._keys = open_key_index(self._cache, self.path, self.layout)
         return self._keys
 
-    def key_block(self, number: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
-        """A block of the key index through the cache."""
-        keys = self.keys
-        found: tuple[NDArray[np.uint64], NDArray[np.uint64]] = self._blocks.get(
-            (self._token, "keys", number), lambda: (keys.block(number), BLOCK_ROWS * ROW_BYTES)
-        )
-        return found
+    @property
+    def first_rows(self) -> I64:
+        """The number of the first row of each batch. *Errors*: Corrupt."""
+        if self._first_rows is None:
+            self._first_rows = self.batches["first_row"].astype(np.int64)
+        return self._first_rows
 
     def range(self, position: int, size: int) -> FileRange:
         return FileRange(self._cache.lease(self.path), position, size)
@@ -360,45 +361,40 @@ class SegmentReader:
 
         The CRCs are checked at the first touch since the file was opened. *Errors*: Corrupt.
         """
-
-        def load() -> tuple[BatchRows, int]:
-            whole = None if self._touched[number] else self._whole_batch(number)
-            self._touched[number] = 1
-            if (plain := self._plain_rows(number)) is not None:
-                return plain, plain.nbytes
-            whole = whole or self._whole_batch(number)
-            columns = whole.columns
-            return WholeRows(whole), 2 * len(whole.data) + len(columns.values) + len(columns.keys)
-
-        found: BatchRows = self._blocks.get((self._token, "rows", number), load)
+        found: BatchRows = self._blocks.get((self._token, number), lambda: self._open_rows(number))
         return found
 
-    def _whole_batch(self, number: int) -> Batch:
-        """A batch with CRCs (at first touch) and columns checked."""
+    def _open_rows(self, number: int) -> tuple[BatchRows, int]:
         entry = self.batches[number]
         position = int(entry["position"])
-        with self._cache.reading(self.path) as file:
-            data = file.pread(int(entry["size"]), position)
+        whole = None if self._touched[number] else self._whole_batch(position, int(entry["size"]))
+        try:
+            found = open_rows(self, position, int(entry["rows"]), whole)
+        except MalformedBatch as error:
+            raise corrupt(error, file=self.path, position=position) from error
+        self._touched[number] = 1
+        return found, found.nbytes
+
+    def _whole_batch(self, position: int, size: int) -> Batch:
+        """A batch with CRCs and columns checked."""
+        data = self.read_at(position, size)
         try:
             batch = Batch(data)
-            if not self._touched[number]:
-                batch.verify()
+            batch.verify()
             _ = batch.columns
         except MalformedBatch as error:
             raise corrupt(error, file=self.path, position=position) from error
         return batch
 
-    def _plain_rows(self, number: int) -> PlainRows | None:
-        entry = self.batches[number]
-        position, records = int(entry["position"]), int(entry["rows"])
-        is_sparse = int(entry["last_offset"]) - int(entry["first_offset"]) + 1 != records
-        size = fixed_bytes(records, is_sparse=is_sparse)
-        with self._cache.reading(self.path) as file:
-            head = file.pread(size, position)
-        try:
-            return plain_rows(self._cache, self.path, position, head, records=records)
-        except MalformedBatch as error:
-            raise corrupt(error, file=self.path, position=position) from error
+    def read_at(self, position: int, size: int) -> bytes:
+        with self._cache.lease(self.path) as file:
+            data = file.pread(size, position)
+        if len(data) != size:
+            raise self.fault(position, f"expected {size} bytes, found {len(data)}")
+        return data
+
+    def fault(self, position: int, what: str) -> Corrupt:
+        return Corrupt(f"{self.path} at byte {position}: {what}", file=self.path, position=position)
 
     def offset_of(self, row: int) -> int:
         """The offset of a row."""

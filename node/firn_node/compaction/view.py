@@ -3,6 +3,7 @@
 Invariants: a view never changes; its files stay as long as it is pinned; a masked row is served to nobody.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,15 +14,16 @@ from firn.batch import HEADER_BYTES
 from firn.errors import Corrupt
 from firn.wire import mask_block
 from firn_node.compaction import mask as masks
-from firn_node.compaction.keyindex import U64, candidates, newest_rows
+from firn_node.compaction.answers import I64, Answers, FoundRow, Wanted
+from firn_node.compaction.keyindex import newest_rows
 from firn_node.compaction.manifest import CleanSegment, Manifest
-from firn_node.compaction.rows import FoundRow
+from firn_node.compaction.rows import by_batch
 from firn_node.compaction.segment import SegmentReader
 from firn_node.disk import read_file
 from firn_node.filecache import FileCache, FileRange
+from firn_node.kernels.taking import AGAIN
 
 Part = bytes | FileRange
-U32 = NDArray[np.uint32]
 
 
 class SegmentView:
@@ -80,44 +82,33 @@ class SegmentView:
 
     def find(self, key: bytes, hi: int, lo: int) -> FoundRow | None:
         """The newest unmasked row whose real key is ``key``; tombstones count."""
-        for row in candidates(self.reader.keys, hi, lo, self.reader.key_block):
+        for row in self.reader.keys.find(hi, lo):
             if not self.is_masked(row) and (found := self._row(row, key)) is not None:
                 return found
         return None
 
-    def find_many(self, keys: Sequence[bytes], hi: U64, lo: U32) -> list[FoundRow | None]:
-        """As ``find``, for many keys: a block and a batch are taken once for all keys that need them."""
-        found: list[FoundRow | None] = [None] * len(keys)
-        rows = newest_rows(self.reader.keys, hi, lo, self.reader.key_block)
-        sure = np.flatnonzero(rows >= 0)
+    def find_many(self, wanted: Wanted, picks: I64, answers: Answers) -> I64:
+        """As ``find``, for many keys: a block and a batch are taken once for all that need them.
+
+        What the newest row alone does not decide is AGAIN: rows in several blocks, masked rows, other keys' rows.
+        *Shape*: the picks that have no row here come back.
+        """
+        rows = newest_rows(self.reader.keys, wanted.hi[picks], wanted.lo[picks])
+        left: I64 = picks[rows == -1]
+        answers.lengths[picks[rows == -2]] = AGAIN
+        rows, picks = rows[rows >= 0], picks[rows >= 0]
         bits = self.mask
         if bits is not None:
-            masked = (bits[rows[sure] >> 3] >> (rows[sure] & 7).astype(np.uint8) & 1).astype(np.bool_)
-            sure = sure[~masked]
-        # What the newest row alone does not decide: rows in several blocks, masked rows, other keys' rows.
-        again = rows != -1
-        again[sure] = False
-        sure = sure[np.argsort(rows[sure])]
-        first_rows = self.reader.batches["first_row"]
-        numbers = np.searchsorted(first_rows, rows[sure].astype(np.uint32), "right") - 1
-        for part in np.split(sure, np.flatnonzero(np.diff(numbers)) + 1):
-            if not len(part):
-                continue
-            number = int(np.searchsorted(first_rows, np.uint32(rows[part[0]]), "right")) - 1
-            wanted = part.tolist()
-            at = (rows[part] - int(first_rows[number])).tolist()
-            taken = self.reader.rows(number).take(at, [keys[i] for i in wanted])
-            for i, row in zip(wanted, taken, strict=True):
-                found[i] = row
-                if row is None:
-                    again[i] = True
-        for i in np.flatnonzero(again).tolist():
-            found[i] = self.find(keys[i], int(hi[i]), int(lo[i]))
-        return found
+            masked = (bits[rows >> 3] >> (rows & 7).astype(np.uint8) & 1).astype(np.bool_)
+            answers.lengths[picks[masked]] = AGAIN
+            rows, picks = rows[~masked], picks[~masked]
+        for number, within, some in by_batch(rows, picks, self.reader.first_rows):
+            self.reader.rows(number).take(within, some, wanted, answers)
+        return left
 
     def _row(self, row: int, key: bytes) -> FoundRow | None:
-        first_rows = self.reader.batches["first_row"]
-        number = int(np.searchsorted(first_rows, np.uint32(row), "right")) - 1
+        first_rows = self.reader.first_rows
+        number = bisect_right(first_rows.data, row) - 1
         return self.reader.rows(number).row(row - int(first_rows[number]), key)
 
 
@@ -156,18 +147,12 @@ class View:
                 return found
         return None
 
-    def find_many(self, keys: Sequence[bytes], hi: U64, lo: U32) -> list[FoundRow | None]:
-        found: list[FoundRow | None] = [None] * len(keys)
-        left = np.arange(len(keys))
+    def find_many(self, wanted: Wanted, picks: I64, answers: Answers) -> None:
+        """Answers the picks of keys that have a row; AGAIN where ``find`` has to tell."""
         for segment in reversed(self.segments):
-            wanted = left.tolist()
-            rows = segment.find_many([keys[i] for i in wanted], hi[left], lo[left])
-            for i, row in zip(wanted, rows, strict=True):
-                found[i] = row
-            left = left[[row is None for row in rows]]
-            if not len(left):
-                break
-        return found
+            if not len(picks):
+                return
+            picks = segment.find_many(wanted, picks, answers)
 
 
 class _Parts:

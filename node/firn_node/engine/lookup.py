@@ -2,6 +2,10 @@
 
 Order, newest first: unsealed rows in memory, rows being sealed, sealed dirty segments, the compacted log. Dirty
 rows are read from the commit log through the partition index (or, before dispatch, by their pending position).
+
+A list of keys is looked up in bulk: each step takes all keys that the steps before it left over, one pass over an
+index for all of them and one over a batch for all of its rows. What the newest row of a fingerprint does not decide
+is looked up alone.
 """
 
 from collections import OrderedDict
@@ -12,28 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firn.batch import Batch, iterate, parse_header
-from firn.errors import Corrupt, MalformedBatch, OffsetExpired
-from firn_node.compaction.rows import FoundRow
+from firn.errors import Corrupt, MalformedBatch
+from firn_node.compaction.answers import I64, U8, Answers, FoundRow, Wanted, joined
+from firn_node.compaction.rows import WholeRows
 from firn_node.engine.api import Found
 from firn_node.engine.core import Core
+from firn_node.engine.logrows import LogRows
 from firn_node.engine.partition import Partition
 from firn_node.engine.partitions import Partitions
-from firn_node.kernels import fingerprint
+from firn_node.kernels import ActiveIndex, fingerprint
+from firn_node.kernels.taking import AGAIN
 
 _CACHE_BYTES = 8 << 20
 U64 = NDArray[np.uint64]
 U32 = NDArray[np.uint32]
-
-
-@dataclass(frozen=True, slots=True)
-class Newest:
-    """A key's newest record; ``value`` None: a tombstone."""
-
-    offset: int
-    timestamp: int
-    value: bytes | None
-    tag: str | None
-    headers: dict[str, str]
 
 
 class BatchCache:
@@ -86,93 +82,126 @@ class Lookup:
     def __init__(self, core: Core, partitions: Partitions) -> None:
         self._core = core
         self._partitions = partitions
+        self._rows = LogRows(core)
         self.batches = BatchCache(core)
 
-    def fingerprints(self, topic_id: int, keys: Sequence[bytes]) -> tuple[U64, U32]:
-        lengths = np.fromiter(map(len, keys), np.int32, len(keys))
-        hi, lo = fingerprint(np.frombuffer(b"".join(keys), np.uint8), lengths, topic_id, self._core.secret)
-        return hi, lo
+    def wanted(self, topic_id: int, keys: U8, starts: I64) -> Wanted:
+        """Keys with their fingerprints."""
+        hi, lo = fingerprint(keys, np.diff(starts).astype(np.int32), topic_id, self._core.secret)
+        return Wanted(keys, starts, hi, lo)
 
     def get(self, partition: Partition, keys: Sequence[bytes]) -> list[Found | None]:
         """The newest dispatched record of each key; None where there is none or it is a tombstone."""
-        hi, lo = self.fingerprints(partition.topic.topic_id, keys)
-        below, number = partition.dispatched_end, partition.number
+        wanted = self.wanted(partition.topic.topic_id, *joined(keys))
+        number = partition.number
         if len(keys) == 1:
-            return [_served(number, self.newest(partition, keys[0], int(hi[0]), int(lo[0]), below=below))]
-        is_dirty = self._maybe_dirty(partition, hi, lo, below)
-        found: list[Found | None] = [None] * len(keys)
-        for i in np.flatnonzero(is_dirty).tolist():
-            found[i] = _served(number, self.newest(partition, keys[i], int(hi[i]), int(lo[i]), below=below))
-        clean = np.flatnonzero(~is_dirty)
-        wanted = clean.tolist()
-        rows = partition.log.newest_many([keys[i] for i in wanted], hi[clean], lo[clean])
-        for i, row in zip(wanted, rows, strict=True):
-            found[i] = _served(number, row)
-        return found
-
-    def _maybe_dirty(self, partition: Partition, hi: U64, lo: U32, below: int) -> NDArray[np.bool_]:
-        """False for the fingerprints that no dirty row has."""
-        found: NDArray[np.bool_] = self._partitions.active(partition).newest_many(hi, lo, below=below) >= 0
-        for index in reversed(partition.sealing):
-            found |= index.newest_many(hi, lo, below=below) >= 0
-        return found | partition.log.maybe_dirty(hi, lo)
+            hi, lo = int(wanted.hi[0]), int(wanted.lo[0])
+            return [_served(number, self.newest(partition, keys[0], hi, lo, below=partition.dispatched_end))]
+        answers = Answers(len(keys), bytes_max=1 << 62)
+        self.bulk(partition, wanted, np.arange(len(keys)), answers)()
+        return [_served(number, answers.row(pick)) for pick in range(len(keys))]
 
     def newest(
         self, partition: Partition, key: bytes, hi: int, lo: int, *, below: int | None = None
-    ) -> Newest | None:
+    ) -> FoundRow | None:
         """The newest record of ``key``, tombstones included; ``below`` bounds the offsets (None: all appended)."""
-        for offset in self._candidates(partition, hi, lo, below):
-            row = self._dirty_row(partition, offset)
-            if row is not None and row[0] == key:
-                return row[1]
-        clean = partition.log.newest(key, hi, lo)
-        if clean is None:
-            return None
-        return Newest(clean.offset, clean.timestamp, clean.value, clean.tag, clean.headers)
+        indexes = [self._partitions.active(partition), *reversed(partition.sealing)]
+        return self._newest(partition, indexes, key, hi, lo, below)
 
-    def _candidates(self, partition: Partition, hi: int, lo: int, below: int | None) -> Iterator[int]:
-        yield from self._partitions.active(partition).newest(hi, lo, below=below)
-        for index in reversed(partition.sealing):
-            yield from index.newest(hi, lo, below=below)
-        yield from partition.log.dirty_newest(hi, lo)
+    def _newest(
+        self, partition: Partition, indexes: Sequence[ActiveIndex], key: bytes, hi: int, lo: int, below: int | None
+    ) -> FoundRow | None:  # fmt: skip
+        for offset in _candidates(partition, indexes, hi, lo, below):
+            found = self._dirty_row(partition, offset, key)
+            if found is not None:
+                return found
+        return partition.log.newest(key, hi, lo)
 
-    def _dirty_row(self, partition: Partition, offset: int) -> tuple[bytes, Newest] | None:
-        pending = partition.pending_batch(offset)
+    def _dirty_row(self, partition: Partition, offset: int, key: bytes) -> FoundRow | None:
+        """The record at a dirty offset when its key is ``key``."""
+        pending = partition.pending_batch(offset) if offset >= partition.dispatched_end else None
         if pending is not None:
-            return row_of(self.batches.run(pending.position, pending.size)[0], offset)
-        entry = self._core.index.find(*partition.key, offset)
-        if (
-            entry is None
-            or not entry.base_offset <= offset < entry.end_offset
-            or entry.position < self._core.log.start
-        ):
+            batch = self.batches.run(pending.position, pending.size)[0]
+            return WholeRows(batch).row(offset - pending.base, key)
+        found = self._rows.find(partition.key, offset)
+        if found is None:
             return None  # expired: a compaction has covered it
-        try:
-            batches = self.batches.run(entry.position, entry.size)
-        except OffsetExpired:
-            return None  # the same, since a line ago
-        for batch in batches:
-            if batch.header.base_offset <= offset <= batch.header.last_offset:
-                return row_of(batch, offset)
-        return None
+        return found[1].row(offset - found[0].base, key)
+
+    def bulk(self, partition: Partition, wanted: Wanted, picks: I64, answers: Answers) -> "Bulk":
+        """The look-up of many keys of one partition, to be called: here, or once in another thread."""
+        indexes = [self._partitions.active(partition), *reversed(partition.sealing)]
+        return Bulk(self, partition, indexes, partition.dispatched_end, wanted, picks, answers)
 
 
-def _served(partition: int, row: Newest | FoundRow | None) -> Found | None:
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """What is in memory was taken note of on the event loop, and is looked at before the files: a row moves from
+    memory to a sealed segment, and from there to the compacted log, so that none is missed on the way.
+    """
+
+    lookup: Lookup
+    partition: Partition
+    indexes: Sequence[ActiveIndex]
+    below: int
+    wanted: Wanted
+    picks: I64
+    answers: Answers
+
+    def __call__(self) -> None:
+        """Answers all picks. *Errors*: Corrupt."""
+        log, wanted, answers = self.partition.log, self.wanted, self.answers
+        answers.partitions[self.picks] = self.partition.number
+        offsets = self._dirty_offsets()
+        answers.lengths[self.picks[offsets == -2]] = AGAIN
+        is_dirty = offsets >= 0
+        expired = self._take_dirty(offsets[is_dirty], self.picks[is_dirty])
+        log.newest_many(wanted, np.concatenate([self.picks[offsets == -1], expired]), answers)
+        for pick in answers.doubtful():
+            hi, lo = int(wanted.hi[pick]), int(wanted.lo[pick])
+            row = self.lookup._newest(self.partition, self.indexes, wanted.key(pick), hi, lo, self.below)
+            answers.put(pick, row)
+
+    def _dirty_offsets(self) -> I64:
+        """The newest dirty offset of each pick's fingerprint; -1: none, -2: doubtful."""
+        hi, lo = self.wanted.hi[self.picks], self.wanted.lo[self.picks]
+        found = np.full(len(hi), -1, np.int64)
+        left = np.arange(len(hi))
+        for index in self.indexes:
+            if index.end > index.start:
+                found[left] = index.newest_many(hi[left], lo[left], below=self.below)
+                left = np.flatnonzero(found == -1)
+        found[left] = self.partition.log.dirty_newest_many(hi[left], lo[left])
+        return found
+
+    def _take_dirty(self, offsets: I64, picks: I64) -> I64:
+        """Answers picks from the commit log; those whose offset has expired come back."""
+        order = np.argsort(offsets)
+        offsets, picks = offsets[order], picks[order]
+        expired: list[int] = []
+        at = 0
+        while at < len(offsets):
+            found = self.lookup._rows.find(self.partition.key, int(offsets[at]))
+            if found is None:
+                expired.append(int(picks[at]))
+                at += 1
+                continue
+            batch, rows = found
+            end = int(np.searchsorted(offsets, batch.end))
+            rows.take(offsets[at:end] - batch.base, picks[at:end], self.wanted, self.answers)
+            at = end
+        return np.array(expired, np.int64)
+
+
+def _candidates(
+    partition: Partition, indexes: Sequence[ActiveIndex], hi: int, lo: int, below: int | None
+) -> Iterator[int]:
+    for index in indexes:
+        yield from index.newest(hi, lo, below=below)
+    yield from partition.log.dirty_newest(hi, lo)
+
+
+def _served(partition: int, row: FoundRow | None) -> Found | None:
     if row is None or row.value is None:
         return None
     return Found(partition, row.offset, row.timestamp, row.value, row.tag, row.headers)
-
-
-def row_of(batch: Batch, offset: int) -> tuple[bytes, Newest]:
-    """Key and record at ``offset`` of a dense batch."""
-    columns, row = batch.columns, offset - batch.header.base_offset
-    key_start = int(columns.key_lengths[:row].sum(dtype=np.int64))
-    key = columns.keys[key_start : key_start + int(columns.key_lengths[row])].tobytes()
-    value: bytes | None = None
-    length = int(columns.value_lengths[row])
-    if length >= 0:
-        start = int(np.maximum(columns.value_lengths[:row], 0).sum(dtype=np.int64))
-        value = columns.values[start : start + length].tobytes()
-    tag = batch.tag_list()[row] if len(columns.tags) else None
-    headers = batch.header_list()[row] if len(columns.headers) else {}
-    return key, Newest(offset, int(columns.timestamps[row]), value, tag, headers)

@@ -1,0 +1,169 @@
+"""Single rows of the commit log by partition and offset: what ``get`` reads of dirty records.
+
+The partition index names runs of neighbouring batches; where the batches of the runs lie that were touched lately is
+kept, what is needed to read their rows goes to the cache that all logs share. A run's CRCs are checked when it is
+touched for the first time, and again once it was forgotten.
+
+Any thread.
+"""
+
+from bisect import bisect_right
+from collections import OrderedDict
+from dataclasses import dataclass
+from threading import Lock
+
+import numpy as np
+from numpy.typing import NDArray
+
+from firn.batch import Batch, iterate
+from firn.errors import Corrupt, MalformedBatch, OffsetExpired
+from firn_node.compaction.log import BLOCK_CACHE
+from firn_node.compaction.rows import BatchRows, open_rows
+from firn_node.engine.core import Core
+from firn_node.log.walk import headers, sound_bytes
+
+_BATCHES_MAX = 1 << 16  # whose places are kept, of all partitions together: 32 bytes each
+_RUN_COSTS_BATCHES = 16  # what a run takes besides
+
+PartitionKey = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LogBatch:
+    """One batch: offsets ``[base, end)``, bytes ``[position, position + size)``."""
+
+    base: int
+    end: int
+    position: int
+    size: int
+
+
+class _Run:
+    """Neighbouring batches of one partition, checked."""
+
+    __slots__ = ("_bases", "_ends", "_sizes", "_starts", "base", "cost", "end", "position")
+
+    def __init__(self, data: bytes, position: int) -> None:
+        """*Errors*: MalformedBatch, for anything but whole batches whose checksums hold."""
+        if not data or sound_bytes(data) != len(data):
+            for batch in iterate(data):
+                batch.verify()
+            raise MalformedBatch("expected whole batches")
+        found = headers(data)
+        words = np.frombuffer(data, "<i8")  # every batch begins at a multiple of 8
+        self._starts, self._sizes = found.starts, found.sizes
+        # Bytes 48 and 56 of a header: the base offset and the last one.
+        self._bases: NDArray[np.int64] = words[found.starts // 8 + 6]
+        self._ends: NDArray[np.int64] = words[found.starts // 8 + 7] + 1
+        self.base, self.end, self.position = int(self._bases[0]), int(self._ends[-1]), position
+        self.cost = len(self._starts) + _RUN_COSTS_BATCHES
+
+    def batch(self, offset: int) -> LogBatch:
+        at = bisect_right(self._bases.data, offset) - 1
+        start = self.position + int(self._starts[at])
+        return LogBatch(int(self._bases[at]), int(self._ends[at]), start, int(self._sizes[at]))
+
+
+class LogRows:
+    """The rows of dispatched offsets."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._lock = Lock()
+        self._token = (
+            object()
+        )  # of what the cache has under this log's positions: another one after a truncation
+        self._runs: OrderedDict[tuple[PartitionKey, int], _Run] = OrderedDict()
+        self._bases: dict[PartitionKey, list[int]] = {}  # of the runs that are kept, ascending
+        self._cost = 0
+        self._truncations = core.log.truncations
+
+    def find(self, key: PartitionKey, offset: int) -> tuple[LogBatch, BatchRows] | None:
+        """The batch that holds an offset of a partition; None when it has expired. *Errors*: Corrupt."""
+        run, data = self._known(key, offset), b""
+        try:
+            if run is None:
+                loaded = self._load(key, offset)
+                if loaded is None:
+                    return None
+                run, data = loaded
+            batch = run.batch(offset)
+            if batch.position < self._core.log.start:
+                return None
+            start = batch.position - run.position
+            return batch, self._rows(batch, memoryview(data)[start : start + batch.size])
+        except OffsetExpired:
+            return None  # since a line ago
+
+    def read_at(self, position: int, size: int) -> bytes:
+        return self._core.log.read(position, size)
+
+    def fault(self, position: int, what: str) -> Corrupt:
+        return Corrupt(f"commit log position {position}: {what}", position=position)
+
+    def _known(self, key: PartitionKey, offset: int) -> _Run | None:
+        with self._lock:
+            if self._truncations != self._core.log.truncations:
+                self._truncations = self._core.log.truncations
+                self._token = object()
+                self._runs.clear()
+                self._bases.clear()
+                self._cost = 0
+            bases = self._bases.get(key)
+            at = bisect_right(bases, offset) - 1 if bases else -1
+            if bases is None or at < 0:
+                return None
+            run = self._runs[key, bases[at]]
+            if offset >= run.end:
+                return None
+            self._runs.move_to_end((key, bases[at]))
+            return run
+
+    def _load(self, key: PartitionKey, offset: int) -> tuple[_Run, bytes] | None:
+        """The checked run that holds an offset, and its bytes."""
+        log = self._core.log
+        entry = self._core.index.find(*key, offset)
+        if entry is None or not entry.base_offset <= offset < entry.end_offset or entry.position < log.start:
+            return None
+        truncations = log.truncations
+        data = log.read(entry.position, entry.size)
+        try:
+            run = _Run(data, entry.position)
+        except MalformedBatch as error:
+            raise self.fault(entry.position, error.message) from error
+        if not run.base <= offset < run.end:
+            raise self.fault(entry.position, f"expected offset {offset}, found [{run.base}, {run.end})")
+        with self._lock:
+            if truncations == log.truncations == self._truncations:
+                self._keep(key, run)
+        return run, data
+
+    def _keep(self, key: PartitionKey, run: _Run) -> None:
+        """Under the lock. A run that has grown takes the place of what was known of it."""
+        bases = self._bases.setdefault(key, [])
+        before = self._runs.pop((key, run.base), None)
+        if before is None:
+            bases.insert(bisect_right(bases, run.base), run.base)
+        else:
+            self._cost -= before.cost
+        self._runs[key, run.base] = run
+        self._cost += run.cost
+        while self._cost > _BATCHES_MAX and len(self._runs) > 1:
+            (old, base), gone = self._runs.popitem(last=False)
+            self._cost -= gone.cost
+            self._bases[old].remove(base)
+            if not self._bases[old]:
+                del self._bases[old]
+
+    def _rows(self, batch: LogBatch, data: memoryview) -> BatchRows:
+        """``data``: the batch's bytes, or nothing where they are not there."""
+
+        def load() -> tuple[BatchRows, int]:
+            try:
+                found = open_rows(self, batch.position, batch.end - batch.base, Batch(data) if data else None)
+            except MalformedBatch as error:
+                raise self.fault(batch.position, error.message) from error
+            return found, found.nbytes
+
+        found: BatchRows = BLOCK_CACHE.get((self._token, batch.position), load)
+        return found
