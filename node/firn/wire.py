@@ -14,7 +14,7 @@ FETCH       client topic, partition, view, offset, since, queue, tag, -
                    snapshot, projection, max_bytes, credit
 CREDIT      client bytes (more that may be sent)                      -
 CANCEL      client -                                                  -
-GET         client topic                                              msgpack list of keys
+GET         client topic, keys (their number)                         keys in columns: ``firn.values``
 PING        client -                                                  -
 MORE        both   -                                                  the next bytes of a message
 OK          broker as asked: HELLO -> version, node, limits           -
@@ -23,9 +23,7 @@ ACK         broker results: a list, one item a batch: [partition,     -
                    base_offset] or an error's document
 DATA        broker topic_id, next_offset, end, horizon,               items of a bulk read
                    tombstone_floor, generation
-VALUES      broker -                                                  msgpack list: null or [partition,
-                                                                      offset, timestamp, value, tag,
-                                                                      headers]
+VALUES      broker -                                                  records in columns: ``firn.values``
 =========== ====== ================================================== =====================================
 
 A FETCH goes on for ever: the broker sends DATA as bytes appear while credit lasts (each DATA takes its length,

@@ -9,14 +9,16 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
-import msgpack
+import numpy as np
 from aiohttp import WSMsgType, web
 
 from firn.batch import HEADER_BYTES, Batch, Identity, columns_of, encode, iterate
 from firn.errors import (
     Conflict,
+    Corrupt,
     Fenced,
     FirnError,
     NotFound,
@@ -26,6 +28,7 @@ from firn.errors import (
     UnknownTopic,
 )
 from firn.record import Record, records_of
+from firn.values import LATER, NONE, pack_values, unpack_keys
 from firn.wire import BATCHES_TYPE, Assembler, Message, Op, frames
 
 
@@ -64,6 +67,9 @@ class FakeBroker:
         self.script: deque[str] = deque()
         self.reads: deque[FirnError] = deque()  # errors of the next reads by HTTP
         self.produced: list[bytes] = []
+        self.gets: list[int] = []  # keys of each GET
+        self.values_max = 1 << 20  # of one answer to GET
+        self.bad_key: bytes | None = None  # a GET with this key is refused
         self.connections = 0
         self.fetches: list[dict[str, Any]] = []
         self.cut_after_data = 0  # so many DATA messages, then the connection is cut
@@ -227,8 +233,12 @@ class FakeBroker:
         elif message.op == Op.PRODUCE:
             await self._produce(message, say)
         elif message.op == Op.GET:
-            found = self._get(message)
-            await say(Op.VALUES, {}, msgpack.packb(found))
+            try:
+                found = self._get(message)
+            except FirnError as error:
+                await say(Op.ERROR, error.document())
+            else:
+                await say(Op.VALUES, {}, found)
         elif message.op == Op.FETCH:
             self.fetches.append(message.meta)
             tasks[message.id] = asyncio.create_task(self._fetch(socket, message.meta, say))
@@ -261,15 +271,31 @@ class FakeBroker:
             results = [Unavailable("written, perhaps").document() for _ in results]
         await say(Op.ACK, {"results": results})
 
-    def _get(self, message: Message) -> list[Any]:
+    def _get(self, message: Message) -> bytes:
+        """At most ``values_max`` values in one answer."""
         name = message.meta["topic"]
-        newest = {}
-        for number in range(self.topics[name][1]):
-            for r in self.records(name, number):
-                newest[r.key] = (
-                    None if r.value is None else [number, r.offset, r.timestamp, r.value, r.tag, r.headers]
-                )
-        return [newest.get(key) for key in msgpack.unpackb(message.data)]
+        newest = {r.key: r for number in range(self.topics[name][1]) for r in self.records(name, number)}
+        raw, starts = unpack_keys(message.data, message.meta["keys"])
+        self.gets.append(len(starts) - 1)
+        keys = [raw[a:b].tobytes() for a, b in pairwise(starts.tolist())]
+        if self.bad_key in keys:
+            raise Corrupt(f"{self.bad_key!r} is damaged")
+        found = [newest.get(key) for key in keys]
+        found = [r if r is None or r.value is not None else None for r in found]
+        left_out = [at for at, r in enumerate(found) if r is not None][self.values_max :]
+        lengths = np.array([NONE if r is None else len(r.value or b"") for r in found], np.int64)
+        lengths[left_out] = LATER
+        values = b"".join(
+            r.value or b"" for at, r in enumerate(found) if r is not None and at not in left_out
+        )
+        return pack_values(
+            np.array([0 if r is None else r.offset for r in found], np.int64),
+            np.array([0 if r is None else r.timestamp for r in found], np.int64),
+            lengths,
+            np.array([0 if r is None else r.partition for r in found], np.int32),
+            np.frombuffer(values, np.uint8),
+            {at: (r.tag, r.headers) for at, r in enumerate(found) if r is not None and (r.tag or r.headers)},
+        )
 
     async def _fetch(self, socket: web.WebSocketResponse, meta: dict[str, Any], say: Any) -> None:
         offset, since = meta["offset"], meta["since"]

@@ -10,7 +10,9 @@ import pytest
 from client.fake_broker import FakeBroker, fake_broker
 from firn.batch import Batch, Identity, encode
 from firn.client import Client
-from firn.errors import Invalid, MalformedBatch, OffsetExpired, SnapshotExpired, Unavailable
+from firn.client.gets import PART_KEYS
+from firn.errors import Corrupt, Invalid, MalformedBatch, OffsetExpired, SnapshotExpired, Unavailable
+from firn.record import Record
 
 
 def with_broker(work: Callable[[FakeBroker, Client], Awaitable[None]], **settings: Any) -> None:
@@ -208,10 +210,51 @@ def test_a_failing_callback_does_not_stop_the_table(caplog: pytest.LogCaptureFix
 def test_get_many_asks_in_parts_and_keeps_the_order() -> None:
     async def work(broker: FakeBroker, client: Client) -> None:
         broker.write("t", 0, [b"%d" % i for i in range(0, 3000, 2)], [b"v%d" % i for i in range(0, 3000, 2)])
-        found = await client.get_many("t", [b"%d" % i for i in range(3000)])
-        assert [None if r is None else r.value for r in found] == [
-            b"v%d" % i if i % 2 == 0 else None for i in range(3000)
+        keys = [b"%d" % (i % 3000) for i in range(PART_KEYS + 3000)]
+        found = await client.get_many("t", keys)
+        assert [None if r is None else (r.key, r.value) for r in found] == [
+            (b"%d" % i, b"v%d" % i) if i % 2 == 0 else None for i in (int(key) for key in keys)
         ]
+        assert sorted(broker.gets) == [3000, PART_KEYS]
+        assert await client.get_many("t", []) == []
+
+    with_broker(work)
+
+
+def test_what_did_not_fit_an_answer_is_asked_for_again() -> None:
+    async def work(broker: FakeBroker, client: Client) -> None:
+        broker.write("t", 0, [b"%d" % i for i in range(10)], [b"v%d" % i for i in range(10)])
+        broker.values_max = 4
+        found = await client.get_many("t", [b"%d" % i for i in range(12)])
+        assert [r and r.value for r in found] == [*(b"v%d" % i for i in range(10)), None, None]
+        assert broker.gets == [12, 6, 2]
+
+    with_broker(work)
+
+
+def test_gets_of_one_turn_go_out_as_one_request() -> None:
+    async def work(broker: FakeBroker, client: Client) -> None:
+        broker.write("t", 0, [b"a", b"b"], [b"1", b"2"])
+        found = await asyncio.gather(*(client.get("t", key) for key in (b"a", b"b", b"none", b"a")))
+        assert [r and r.value for r in found] == [b"1", b"2", None, b"1"]
+        assert broker.gets == [4]
+
+    with_broker(work)
+
+
+def test_a_get_that_fails_leaves_those_that_went_out_with_it() -> None:
+    async def work(broker: FakeBroker, client: Client) -> None:
+        broker.write("t", 0, [b"a", b"b"], [b"1", b"2"])
+        broker.bad_key = b"bad"
+        asked = [asyncio.create_task(client.get("t", key)) for key in (b"a", b"bad", b"b", b"b")]
+        await asyncio.sleep(0)
+        asked[2].cancel()
+        a, bad, cancelled, b = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(a, Record)
+        assert isinstance(b, Record)
+        assert (a.value, b.value) == (b"1", b"2")
+        assert isinstance(bad, Corrupt)
+        assert isinstance(cancelled, asyncio.CancelledError)
 
     with_broker(work)
 

@@ -10,6 +10,7 @@ import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from firn.partitioner import partition_of
 from firn.record import Record, records_of
 from firn.topicspec import TopicSpec
 from firn.wire import Assembler, Message, Op, frames
+from firn_node.compaction.answers import Answers, FoundRow
 from firn_node.disk import RealDisk
 from firn_node.engine.api import (
     Appended,
@@ -153,6 +155,16 @@ class StandIn:
                 n = newest
                 found.append(Found(where, n.offset, n.timestamp, newest.value, n.tag, n.headers))
         return found
+
+    async def get_many(self, topic: str, keys: Any, starts: Any) -> Answers:
+        wanted = [keys[a:b].tobytes() for a, b in pairwise(starts.tolist())]
+        answers = Answers(len(wanted))
+        for pick, found in enumerate(await self.get(topic, wanted)):
+            if found is not None:
+                answers.partitions[pick] = found.partition
+                row = FoundRow(found.offset, found.timestamp, found.value, found.tag, found.headers)
+                answers.put(pick, row)
+        return answers
 
     async def read(self, request: ReadRequest) -> ReadResult:
         if self.pages:

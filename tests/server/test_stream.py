@@ -2,6 +2,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import msgpack
@@ -9,6 +10,7 @@ import pytest
 
 from firn.errors import ReadOnly
 from firn.topicspec import TopicSpec
+from firn.values import pack_keys, unpack_values
 from firn.wire import Op, items
 from firn_node.engine.api import ReadResult
 from firn_node.server import ServerSettings
@@ -218,14 +220,33 @@ def test_values_of_many_keys_come_in_order() -> None:
         async with served(broker) as s, s.stream() as peer:
             await s.ask("PUT", "/v1/topics/t/records/b", data=b"2")
             await s.ask("PUT", "/v1/topics/t/records/a", data=b"\xff" * 100_000, headers={"Firn-Tag": "x"})
-            found = await peer.ask(Op.GET, 1, {"topic": "t"}, msgpack.packb([b"a", b"none", b"b", b"a"]))
-            values = msgpack.unpackb(found.data)
+            keys = [b"a", b"none", b"b", b"a"]
+            found = await peer.ask(Op.GET, 1, {"topic": "t", "keys": 4}, pack_keys(keys))
             assert found.op == Op.VALUES
-            assert [v and v[3] for v in values] == [b"\xff" * 100_000, None, b"2", b"\xff" * 100_000]
-            assert values[0][4:] == ["x", {}]
-            for data in (b"", b"\xc1", msgpack.packb({}), msgpack.packb(["text"])):
-                found = await peer.ask(Op.GET, 2, {"topic": "t"}, data)
-                assert (found.op, found.meta["error"]) == (Op.ERROR, "invalid")
+            values, later = unpack_values("t", keys, found.data)
+            assert [v and v.value for v in values] == [b"\xff" * 100_000, None, b"2", b"\xff" * 100_000]
+            assert [v and v.tag for v in values] == ["x", None, None, "x"]
+            assert later == []
+            for key, value in ((b"b", b"2"), (b"none", None)):
+                found = await peer.ask(Op.GET, 2, {"topic": "t", "keys": 1}, pack_keys([key]))
+                assert [v and v.value for v in unpack_values("t", [key], found.data)[0]] == [value]
+
+    run(main)
+
+
+@pytest.mark.parametrize(
+    ("keys", "data"),
+    [
+        (1, b""), (1, b"\1\0\0\0"), (1, b"\1\0\0\0ab"), (2, b"\xff\xff\xff\xff\3\0\0\0ab"), (-1, b""), (None, b""),
+        (True, b"\0\0\0\0"), (1 << 40, b"\0\0\0\0"), ("1", b"\0\0\0\0"), (65_537, bytes(4 * 65_537)),
+    ],
+)  # fmt: skip
+def test_keys_that_do_not_add_up_are_refused(keys: Any, data: bytes) -> None:
+    async def main() -> None:
+        async with served(await broker_with_topic()) as s, s.stream() as peer:
+            found = await peer.ask(Op.GET, 2, {"topic": "t", "keys": keys}, data)
+            assert (found.op, found.meta["error"]) in [(Op.ERROR, "invalid"), (Op.ERROR, "limit_exceeded")]
+            assert (found.meta["error"] == "limit_exceeded") == (keys == 65_537)
 
     run(main)
 
@@ -298,7 +319,7 @@ def test_a_peer_that_never_reads_its_answers_stops_being_read() -> None:
         settings = ServerSettings(stall_seconds=1.0, unanswered_max=50)
         async with real(2, settings) as s:
             await s.ask("PUT", "/v1/topics/t/records/k", data=bytes(1 << 20))
-            get = client_frame(msgpack.packb([Op.GET, 1, {"topic": "t"}, msgpack.packb([b"k"])]))
+            get = client_frame(msgpack.packb([Op.GET, 1, {"topic": "t", "keys": 1}, pack_keys([b"k"])]))
             async with raw_stream(s.address) as peer:
                 peer.write(get * 2000)
                 while not s.context.streams:

@@ -8,26 +8,20 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
-import msgpack
-
 from firn.batch import Buffer
 from firn.client.feed import PAGE_BYTES, PREFETCH_BYTES, Source
+from firn.client.gets import Gets
 from firn.client.groups import GroupOffset, commit_offsets, fetch_offsets
 from firn.client.producer import Producer, ProducerSettings, Target
 from firn.client.puts import Put, Puts
 from firn.client.reader import Reader, ReaderSettings, Start
 from firn.client.snapshot import Snapshot
-from firn.client.stream import expect
 from firn.client.table import Table
 from firn.client.transport import Transport, path_of
-from firn.errors import Invalid, InvariantBroken, LimitExceeded, NotFound, Timeout, UnknownTopic
+from firn.errors import Invalid, InvariantBroken, NotFound, Timeout, UnknownTopic
 from firn.record import Record, parse_document
-from firn.wire import Op
 
 TIMEOUT_S = 30.0
-GET_KEYS = 1000  # keys of one request of `get_many`
-GET_BYTES = 1 << 20
-GETS_AT_ONCE = 4
 TOPICS_PAGE = 1000
 POLL_S = 0.2
 
@@ -51,6 +45,7 @@ class Client:
             brokers, timeout=timeout, randomness=randomness or random.SystemRandom(), token=token
         )
         self._puts = Puts(self._transport)
+        self._gets = Gets(self._transport)
         self._targets: dict[str, Target] = {}
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
@@ -198,43 +193,11 @@ class Client:
 
     async def get(self, topic: str, key: Buffer) -> Record | None:
         """The newest record of a key; None when there is none or it is deleted."""
-        return (await self.get_many(topic, [key]))[0]
+        return await self._gets.one(topic, key if type(key) is bytes else _plain_keys([key])[0])
 
     async def get_many(self, topic: str, keys: Sequence[Buffer]) -> list[Record | None]:
         """The newest record of each key, in the order of ``keys``."""
-        for at, key in enumerate(keys):
-            if not isinstance(key, bytes | bytearray | memoryview):
-                raise Invalid(f"key {at}: expected bytes, found {key!r}")
-        wanted = [bytes(key) for key in keys]
-        at_once = asyncio.Semaphore(GETS_AT_ONCE)
-
-        async def part(some: list[bytes]) -> list[Record | None]:
-            async with at_once:
-                return await self._get_some(topic, some)
-
-        found = await asyncio.gather(*(part(some) for some in _parts(wanted)))
-        return [record for records in found for record in records]
-
-    async def _get_some(self, topic: str, keys: list[bytes]) -> list[Record | None]:
-        async def attempt() -> list[Any]:
-            stream = await self._transport.stream()
-            answer = expect(await stream.ask(Op.GET, {"topic": topic}, msgpack.packb(keys)), Op.VALUES)
-            values = msgpack.unpackb(answer.data)
-            if not isinstance(values, list) or len(values) != len(keys):
-                raise InvariantBroken(f"the broker answered {len(keys)} keys with something else")
-            return values
-
-        try:
-            values = await self._transport.retried(attempt, what=f"get from {topic}")
-        except LimitExceeded:
-            if len(keys) == 1:
-                raise
-            half = len(keys) // 2  # the values are too large together
-            return [*await self._get_some(topic, keys[:half]), *await self._get_some(topic, keys[half:])]
-        return [
-            None if v is None else Record(topic, v[0], v[1], v[2], key, v[3], v[4], v[5] or {})
-            for key, v in zip(keys, values, strict=True)
-        ]
+        return await self._gets.many(topic, _plain_keys(keys))
 
     def reader(
         self,
@@ -375,17 +338,11 @@ def _mapping(document: Any) -> dict[str, Any]:
     return document
 
 
-def _parts(keys: list[bytes]) -> list[list[bytes]]:
-    """The keys in requests of at most 1,000 keys and about 1 MiB."""
-    parts: list[list[bytes]] = []
-    size = 0
-    for key in keys:
-        if not parts or len(parts[-1]) >= GET_KEYS or size + len(key) > GET_BYTES:
-            parts.append([])
-            size = 0
-        parts[-1].append(key)
-        size += len(key)
-    return parts
+def _plain_keys(keys: Sequence[Buffer]) -> list[bytes]:
+    for at, key in enumerate(keys):
+        if not isinstance(key, bytes | bytearray | memoryview):
+            raise Invalid(f"key {at}: expected bytes, found {key!r}")
+    return [key if type(key) is bytes else bytes(key) for key in keys]
 
 
 def record_of(document: dict[str, Any]) -> Record:

@@ -19,9 +19,7 @@ U8 = NDArray[np.uint8]
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 U32 = NDArray[np.uint32]
-BYTES_MAX = (
-    8 << 20
-)  # of the values of one answer, and one batch more; for what is left the keys are sent again
+ANSWER_BYTES_MAX = 8 << 20  # of the values of one answer, and one batch more; what is left is asked for again
 _ARENA_BYTES = 64 << 10
 
 
@@ -62,7 +60,7 @@ class Answers:
     only a look-up of this key alone can tell.
     """
 
-    def __init__(self, count: int, *, bytes_max: int = BYTES_MAX) -> None:
+    def __init__(self, count: int, *, bytes_max: int = ANSWER_BYTES_MAX) -> None:
         self.offsets = np.full(count, -1, np.int64)
         self.timestamps = np.zeros(count, np.int64)
         self.lengths = np.full(count, NONE, np.int64)

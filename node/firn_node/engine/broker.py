@@ -15,8 +15,10 @@ import asyncio
 import contextlib
 import functools
 import logging
+import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,6 +32,7 @@ from firn.topicspec import TopicSpec
 from firn.types import TOPICS_TOPIC
 from firn.wire import items
 from firn_node.clock import Clock, LogClock, Randomness, RealClock, RealRandomness
+from firn_node.compaction.answers import ANSWER_BYTES_MAX, I64, Answers, Wanted, joined
 from firn_node.disk import Disk, RealDisk
 from firn_node.engine import messages, status
 from firn_node.engine.api import (
@@ -48,7 +51,7 @@ from firn_node.engine.dispatcher import Dispatcher
 from firn_node.engine.flusher import Flusher
 from firn_node.engine.groups import Committed, Groups
 from firn_node.engine.identity import load_identity
-from firn_node.engine.lookup import Lookup
+from firn_node.engine.lookup import Lookup, found_list
 from firn_node.engine.partition import Partition, unpack_state
 from firn_node.engine.partitions import Partitions
 from firn_node.engine.reader import Reader
@@ -73,6 +76,8 @@ _SWEEP_AT_ONCE = 1000
 _COMPACTED = "compacted"
 _FIRST_POSITION = 4096  # of a new log: a topic's id is a position, and no topic has the id 0, 1 or 2
 _CATALOGUE_BYTES = 4 << 20
+_GET_ON_LOOP = 512  # keys that are looked up on the event loop at once: a few ms
+_GET_PARTITIONS = 256  # that are held open for one list of keys
 
 
 class Broker:
@@ -266,23 +271,67 @@ class Broker:
         info = self.core.catalogue.named(topic)
         if not keys:
             return []
-        if partition is not None or info.spec.partitions == 1 or len(keys) == 1:
-            number = partition if partition is not None else partition_of(keys[0], info.spec.partitions)
-            return await self._get(info, number, keys)
-        numbers = partitions_of(keys, info.spec.partitions)
-        found: list[Found | None] = [None] * len(keys)
-        for number in sorted(set(numbers.tolist())):
-            rows = (numbers == number).nonzero()[0].tolist()
-            for row, value in zip(rows, await self._get(info, number, [keys[r] for r in rows]), strict=True):
-                found[row] = value
-        return found
+        if partition is None and len(keys) > 1:
+            answers = await self.get_many(topic, *joined(keys), bytes_max=sys.maxsize)
+            return found_list(answers)
+        number = partition if partition is not None else partition_of(keys[0], info.spec.partitions)
+        chosen = self.partitions.get(info, number)
+        if chosen.pending:
+            with chosen.in_use():
+                await self._reader.settle(chosen)
+        return self._lookup.get(chosen, keys)
 
-    async def _get(self, info: TopicInfo, number: int, keys: Sequence[bytes]) -> list[Found | None]:
-        partition = self.partitions.get(info, number)
-        if partition.pending:
-            with partition.in_use():
+    async def get_many(
+        self,
+        topic: str,
+        keys: NDArray[np.uint8],
+        starts: NDArray[np.int64],
+        *,
+        bytes_max: int = ANSWER_BYTES_MAX,
+    ) -> Answers:
+        """The newest record of each key; what is left out when ``bytes_max`` of values are found is LATER.
+
+        *Shape*: ``starts`` says where in ``keys`` each key begins, and where the last one ends.
+        """
+        self._check_serving()
+        info = self.core.catalogue.named(topic)
+        answers = Answers(len(starts) - 1, bytes_max=bytes_max)
+        wanted = self._lookup.wanted(info.topic_id, keys, starts)
+        if info.spec.partitions == 1:
+            await self._get_some(info, [(0, np.arange(len(answers)))], wanted, answers)
+            return answers
+        numbers = partitions_of([wanted.key(pick) for pick in range(len(answers))], info.spec.partitions)
+        order = np.argsort(numbers, kind="stable")
+        cuts = np.flatnonzero(np.diff(numbers[order], prepend=-1)).tolist()
+        parts = [(int(numbers[order[a]]), order[a:b]) for a, b in pairwise([*cuts, len(order)])]
+        for at in range(0, len(parts), _GET_PARTITIONS):
+            await self._get_some(info, parts[at : at + _GET_PARTITIONS], wanted, answers)
+        return answers
+
+    async def _get_some(
+        self, info: TopicInfo, parts: Sequence[tuple[int, I64]], wanted: Wanted, answers: Answers
+    ) -> None:
+        """Answer the keys of some partitions; many of them in a thread, so that the event loop goes on."""
+        with contextlib.ExitStack() as using:
+            chosen = []
+            for number, picks in parts:
+                partition = self.partitions.get(info, number)
+                using.enter_context(partition.in_use())
                 await self._reader.settle(partition)
-        return self._lookup.get(partition, keys)
+                chosen.append((partition, picks))
+            steps = [self._lookup.bulk(partition, wanted, picks, answers) for partition, picks in chosen]
+
+            def run() -> None:
+                for step in steps:
+                    step()
+
+            if sum(len(picks) for _, picks in parts) <= _GET_ON_LOOP:
+                run()
+                return
+            running = self._start_thread(run)
+            held = using.pop_all()  # until the thread is done, even when who waits for it is cancelled
+            running.add_done_callback(lambda _: held.close())
+            await asyncio.shield(running)
 
     async def query(
         self, topic: str, key: bytes, since_ms: int = 0, until_ms: int = (1 << 63) - 1
@@ -579,10 +628,13 @@ class Broker:
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a function in a thread; ``stop`` waits for it even when its caller was cancelled."""
+        return await asyncio.shield(self._start_thread(function, *arguments))
+
+    def _start_thread(self, function: Callable[..., T], *arguments: Any) -> "asyncio.Future[T]":
         future = asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *arguments))
         self._in_threads.add(future)
         future.add_done_callback(self._in_threads.discard)
-        return await asyncio.shield(future)
+        return future
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self._tasks = [t for t in self._tasks if not t.done()]

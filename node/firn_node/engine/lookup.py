@@ -8,6 +8,7 @@ index for all of them and one over a batch for all of its rows. What the newest 
 is looked up alone.
 """
 
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -93,13 +94,13 @@ class Lookup:
     def get(self, partition: Partition, keys: Sequence[bytes]) -> list[Found | None]:
         """The newest dispatched record of each key; None where there is none or it is a tombstone."""
         wanted = self.wanted(partition.topic.topic_id, *joined(keys))
-        number = partition.number
         if len(keys) == 1:
             hi, lo = int(wanted.hi[0]), int(wanted.lo[0])
-            return [_served(number, self.newest(partition, keys[0], hi, lo, below=partition.dispatched_end))]
-        answers = Answers(len(keys), bytes_max=1 << 62)
+            row = self.newest(partition, keys[0], hi, lo, below=partition.dispatched_end)
+            return [_served(partition.number, row)]
+        answers = Answers(len(keys), bytes_max=sys.maxsize)
         self.bulk(partition, wanted, np.arange(len(keys)), answers)()
-        return [_served(number, answers.row(pick)) for pick in range(len(keys))]
+        return found_list(answers)
 
     def newest(
         self, partition: Partition, key: bytes, hi: int, lo: int, *, below: int | None = None
@@ -199,6 +200,12 @@ def _candidates(
     for index in indexes:
         yield from index.newest(hi, lo, below=below)
     yield from partition.log.dirty_newest(hi, lo)
+
+
+def found_list(answers: Answers) -> list[Found | None]:
+    """The records of all keys; every one of them must have been answered."""
+    numbers = answers.partitions.tolist()
+    return [_served(number, answers.row(pick)) for pick, number in enumerate(numbers)]
 
 
 def _served(partition: int, row: FoundRow | None) -> Found | None:

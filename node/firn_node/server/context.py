@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from firn.batch import Buffer
 from firn.errors import Timeout, Unavailable
 from firn.record import Record
 from firn.topicspec import TopicSpec
 from firn_node.clock import Clock
+from firn_node.compaction.answers import Answers
 from firn_node.engine.api import (
     CompactionRun,
     Found,
@@ -40,6 +44,7 @@ class ServedBroker(Protocol):
     async def get(
         self, topic: str, keys: Sequence[bytes], *, partition: int | None = None
     ) -> list[Found | None]: ...
+    async def get_many(self, topic: str, keys: NDArray[np.uint8], starts: NDArray[np.int64]) -> Answers: ...
     async def create_topic(self, name: str, spec: TopicSpec) -> TopicInfo: ...
     async def update_topic(self, name: str, spec: TopicSpec) -> TopicInfo: ...
     async def delete_topic(self, name: str) -> None: ...

@@ -16,11 +16,11 @@ import logging
 from collections.abc import Awaitable
 from typing import Any
 
-import msgpack
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from firn import limits
 from firn.errors import FirnError, Invalid, LimitExceeded
+from firn.values import KEYS_MAX
 from firn.wire import STREAM_VERSION, Assembler, Message, Op, frames
 from firn_node.server.context import Context
 from firn_node.server.fetch import Fetch
@@ -28,6 +28,7 @@ from firn_node.server.outbox import Outbox
 from firn_node.server.params import Call
 from firn_node.server.produce import Produced, Producing, parse_conditions
 from firn_node.server.routes import Route
+from firn_node.server.values import found_values
 
 log = logging.getLogger("firn.server")
 
@@ -35,9 +36,6 @@ log = logging.getLogger("firn.server")
 _MESSAGE_BYTES_MAX = limits.FRAME_BYTES_MAX + 1024
 _OUTBOX_BYTES_MAX = 256 << 10
 _FETCHES_MAX = 1024  # not counted as unanswered: a FETCH has no end of its own
-_GET_KEYS_MAX = 10_000
-_GET_KEYS_AT_ONCE = 256
-_GET_BYTES_MAX = 64 << 20
 
 
 class _Assembler(Assembler):
@@ -218,7 +216,7 @@ class Stream:
                 "batch_bytes": limits.BATCH_BYTES_MAX,
                 "batch_records": limits.BATCH_RECORDS_MAX,
                 "unanswered": self._context.settings.unanswered_max,
-                "get_keys": _GET_KEYS_MAX,
+                "get_keys": KEYS_MAX,
             },
         }
 
@@ -226,23 +224,8 @@ class Stream:
         topic = message.meta.get("topic")
         if not isinstance(topic, str):
             raise Invalid(f"GET: topic: expected a name, found {topic!r}")
-        found: list[Any] = []
-        size = 0
-        keys = _parse_keys(message.data)
-        for at in range(0, len(keys), _GET_KEYS_AT_ONCE):
-            for value in await self._context.broker.get(topic, keys[at : at + _GET_KEYS_AT_ONCE]):
-                if value is None:
-                    found.append(None)
-                    continue
-                size += len(value.value)
-                found.append(
-                    [value.partition, value.offset, value.timestamp, value.value, value.tag, value.headers]
-                )
-            if size > _GET_BYTES_MAX:
-                raise LimitExceeded(
-                    f"GET: the values take more than {_GET_BYTES_MAX} bytes; ask for fewer keys"
-                )
-        for frame in frames(Op.VALUES, message.id, {}, msgpack.packb(found)):
+        data = await found_values(self._context.broker, topic, message)
+        for frame in frames(Op.VALUES, message.id, {}, data):
             await self._outbox.put(frame)
 
     def _tell(self, op: Op, id: int, meta: dict[str, Any]) -> None:
@@ -291,18 +274,6 @@ class Stream:
             self._let_go(id)
         self._context.counts.bytes_out += self._outbox.bytes_sent
         await self._outbox.close()
-
-
-def _parse_keys(data: Any) -> list[bytes]:
-    try:
-        keys = msgpack.unpackb(data)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise Invalid(f"GET: keys: not msgpack: {error}") from error
-    if not isinstance(keys, list) or not all(isinstance(key, bytes) for key in keys):
-        raise Invalid("GET: keys: expected a msgpack list of byte strings")
-    if len(keys) > _GET_KEYS_MAX:
-        raise LimitExceeded(f"GET: {len(keys)} keys; at most {_GET_KEYS_MAX}")
-    return keys
 
 
 async def get_stream(context: Context, call: Call) -> web.StreamResponse:

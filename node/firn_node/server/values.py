@@ -1,0 +1,22 @@
+"""GET of the stream: from the data of a message to the data of its answer, in columns all the way."""
+
+from firn.errors import LimitExceeded
+from firn.values import KEYS_MAX, pack_one, pack_values, unpack_keys
+from firn.wire import Message
+from firn_node.server.context import ServedBroker
+
+
+async def found_values(broker: ServedBroker, topic: str, message: Message) -> bytes:
+    """The data of VALUES. *Errors*: Invalid, LimitExceeded, those of ``Broker.get``."""
+    keys, starts = unpack_keys(message.data, message.meta.get("keys"))
+    count = len(starts) - 1
+    if count > KEYS_MAX:
+        raise LimitExceeded(f"GET: {count} keys; at most {KEYS_MAX}")
+    if count == 1:
+        found = (await broker.get(topic, [keys.tobytes()]))[0]
+        if found is None:
+            return pack_one(0, -1, 0, None, {})
+        extras = {0: (found.tag, found.headers)} if found.tag is not None or found.headers else {}
+        return pack_one(found.partition, found.offset, found.timestamp, found.value, extras)
+    a = await broker.get_many(topic, keys, starts)
+    return pack_values(a.offsets, a.timestamps, a.lengths, a.partitions, a.values(), a.extras)
