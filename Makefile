@@ -9,7 +9,7 @@ export UV_PROJECT_ENVIRONMENT := .venv
 export UV_PYTHON_DOWNLOADS := never
 export UV_NO_PROGRESS := 1
 
-.PHONY: help setup demo test check bench bench-quick drill fmt clean
+.PHONY: help setup demo test check bench bench-quick drill simulate fmt clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1	\2/' | expand -t 14
@@ -52,6 +52,9 @@ bench-quick: setup  ## the same measurements, small: does the harness still work
 
 drill: setup  ## kill a broker under load 200 times and check that nothing is lost (about ten minutes)
 	@$(RUN)/python benchmarks/drill_sigkill.py
+
+simulate: setup  ## run the simulated broker group: SEEDS=1000 new seeds, or one again: SEED=123
+	@PYTHONPATH=tests/support $(RUN)/python -m firn_sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200))
 
 clean:  ## remove .venv and caches
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

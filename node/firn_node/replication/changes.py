@@ -1,0 +1,66 @@
+"""What an acting master wants the record to say next: a pure plan.
+
+A member leaves ``in_sync`` before it leaves the members; whoever joins is a member first. Every swap is also a
+renewal.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from firn_node.replication.record import GroupRecord, LogId, Member
+from firn_node.replication.rules import Rules
+from firn_node.replication.state import Mastery, State
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """``new``: the record to ask for. ``resigns``: first give others the chance to take over (rule 14)."""
+
+    new: GroupRecord
+    is_change: bool
+    resigns: bool = False
+
+
+def plan_change(state: State, record: GroupRecord, mastery: Mastery, now: float, rules: Rules) -> Plan:
+    """The next version of the record, as its acting master wants it."""
+    leaves = _leaving(state, record, mastery, now, rules)
+    joins = _joining(state, record, mastery, rules)
+    in_sync = (record.in_sync - leaves) | joins
+    members = _members(record, mastery, in_sync)
+    new = replace(rules.renewed(record), in_sync=in_sync, members=members)
+    is_change = in_sync != record.in_sync or members != record.members
+    if is_change:
+        new = replace(new, version=record.version + 1)
+    least = state.largest_min_in_sync
+    resigns = len(in_sync) < least <= len(record.in_sync) and not mastery.may_shrink_below
+    return Plan(new, is_change, resigns)
+
+
+def _leaving(
+    state: State, record: GroupRecord, mastery: Mastery, now: float, rules: Rules
+) -> frozenset[LogId]:
+    others = record.in_sync - {state.me.log_id}
+    gone = mastery.leaving | mastery.removing
+    return frozenset(log_id for log_id in others if log_id in gone or rules.is_lagging(state, log_id, now))
+
+
+def _joining(state: State, record: GroupRecord, mastery: Mastery, rules: Rules) -> frozenset[LogId]:
+    others = record.members.keys() - record.in_sync - mastery.leaving - mastery.removing
+    return frozenset(
+        log_id
+        for log_id in others
+        if (heard := state.heard.get(log_id)) is not None and rules.may_join(state, heard)
+    )
+
+
+def _members(record: GroupRecord, mastery: Mastery, in_sync: frozenset[LogId]) -> Mapping[LogId, Member]:
+    """The members, with who said Hello, without who was removed or came back under another log_id."""
+    joining = {log_id: m for log_id, m in mastery.joining.items() if log_id not in mastery.removing}
+    nodes = {member.node for member in joining.values()}
+    kept = {
+        log_id: member
+        for log_id, member in record.members.items()
+        if log_id in record.in_sync | in_sync
+        or not (log_id in mastery.removing or (member.node in nodes and log_id not in joining))
+    }
+    return {**kept, **joining}

@@ -1,0 +1,46 @@
+"""A simulated group under every fault of ``firn_sim.group``: nothing acknowledged is lost, and it comes back."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from firn_sim.group import Group
+from firn_sim.runs import run_for
+
+SECONDS = float(os.environ.get("FIRN_SIMULATE_SECONDS", "20"))
+SUPPORT = Path(__file__).parents[1] / "support"
+
+
+@pytest.mark.slow
+def test_new_seeds_break_no_invariant_and_the_group_comes_back() -> None:
+    first = time.time_ns() // 1_000_000 % 10**10 * 1000
+    tally = run_for(SECONDS, first)
+    print(tally.summary())
+    assert not tally.failures, tally.failures[0][1]
+    assert tally.counts.elections > tally.seeds, "the runs are too tame"
+
+
+def trace(seed: int) -> str:
+    """A run in a process of its own, under another seed of Python's string hashes."""
+    program = (
+        "import sys; from firn_sim.group import Group; g = Group(int(sys.argv[1])); g.run(); "
+        "print(g.counts, g.world.happened, g.network.sent, g.checkers.committed, g.coordinator.record.version)"
+    )
+    paths = os.pathsep.join([str(SUPPORT), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": str(seed % 97)}
+    command = [sys.executable, "-c", program, "7"]
+    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def test_one_seed_is_one_run_whatever_the_string_hashes() -> None:
+    assert trace(1) == trace(2)
+
+
+def test_another_seed_is_another_run() -> None:
+    first, second = Group(11), Group(12)
+    first.run()
+    second.run()
+    assert first.world.happened != second.world.happened

@@ -1,0 +1,86 @@
+"""Many seeds, one or two processes: how ``make simulate`` and the tests run the simulation."""
+
+import concurrent.futures
+import multiprocessing
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from itertools import count, islice
+
+from firn_sim.checkers import Counts
+from firn_sim.group import simulate
+
+CHUNK = 8
+
+
+@dataclass(slots=True)
+class Tally:
+    seeds: int = 0
+    seconds: float = 0.0
+    counts: Counts = field(default_factory=Counts)
+    failures: list[tuple[int, str]] = field(default_factory=list)  # seed, story
+
+    def add(self, seed: int, counts: Counts | None, story: str) -> None:
+        self.seeds += 1
+        if counts is None:
+            self.failures.append((seed, story))
+            return
+        for each in fields(Counts):
+            total = getattr(self.counts, each.name) + getattr(counts, each.name)
+            setattr(self.counts, each.name, total)
+
+    def summary(self) -> str:
+        """Lines for people."""
+        rate = self.seeds / max(self.seconds, 1e-9) * 60
+        reached = ", ".join(
+            f"{getattr(self.counts, each.name)} {each.name.replace('_', ' ')}" for each in fields(Counts)
+        )
+        return (
+            f"{self.seeds} seeds in {self.seconds:.1f} s, {rate:.0f} seeds/min, "
+            f"{len(self.failures)} failed\nreached: {reached}"
+        )
+
+
+def run_seed(seed: int) -> tuple[int, Counts | None, str]:
+    """One run, its failure as text: replayed by ``replay_command``."""
+    try:
+        return seed, simulate(seed), ""
+    except Exception as error:  # the boundary of a run: whatever it is, the seed goes with it
+        notes = "\n".join(getattr(error, "__notes__", ()))
+        return seed, None, f"{type(error).__name__}: {error}\n{notes}\nreplay: {replay_command(seed)}"
+
+
+def replay_command(seed: int) -> str:
+    return f"make simulate SEED={seed}"
+
+
+def run_seeds(first: int, seeds: int, jobs: int) -> Tally:
+    """``seeds`` runs from ``first`` on; stops asking for more after the first failure."""
+    tally, began = Tally(), time.monotonic()
+    for outcome in _outcomes(islice(count(first), seeds), jobs):
+        tally.add(*outcome)
+        if tally.failures:
+            break
+    tally.seconds = time.monotonic() - began
+    return tally
+
+
+def _outcomes(seeds: Iterator[int], jobs: int) -> Iterator[tuple[int, Counts | None, str]]:
+    if jobs == 1:
+        yield from map(run_seed, seeds)
+        return
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+        while chunk := list(islice(seeds, CHUNK * jobs)):
+            yield from pool.map(run_seed, chunk)
+
+
+def run_for(seconds: float, first: int) -> Tally:
+    """As many runs as begin within so many seconds."""
+    tally, began = Tally(), time.monotonic()
+    for seed in count(first):
+        tally.add(*run_seed(seed))
+        tally.seconds = time.monotonic() - began
+        if tally.failures or tally.seconds >= seconds:
+            return tally
+    raise AssertionError("unreachable: count() does not end")
