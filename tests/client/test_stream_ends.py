@@ -1,46 +1,104 @@
 """A connection that breaks at the worst moment: while a message is leaving."""
 
 import asyncio
-from typing import Any, Self, cast
 
-import aiohttp
 import pytest
 
 from firn.client.stream import Stream
-from firn.errors import Unavailable
-from firn.wire import Op
+from firn.errors import FirnError, Unavailable
+from firn.websocket import Opcode, WebSocket, accept_key
+from firn.wire import Assembler, Message, Op, frames
 
 
-class ResetSocket:
-    """A socket whose peer has gone: every send fails, and what is read has not ended yet."""
+class Peer(asyncio.Protocol):
+    """The broker's end: answers the handshake and HELLO, and reads no more than it is told to."""
 
     def __init__(self) -> None:
-        self.closed = asyncio.Event()
+        self.messages: asyncio.Queue[Message] = asyncio.Queue()
+        self._assembler = Assembler(bytes_max=64 << 20)
+        self._head = b""
+        self._socket: WebSocket | None = None
 
-    async def send_bytes(self, data: Any) -> None:
-        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
 
-    def __aiter__(self) -> Self:
-        return self
+    def data_received(self, data: bytes) -> None:
+        if self._socket is not None:
+            self._socket.feed_data(data)
+            return
+        self._head += data
+        if b"\r\n\r\n" not in self._head:
+            return
+        key = self._head.partition(b"Sec-WebSocket-Key: ")[2].partition(b"\r\n")[0].decode()
+        self.transport.write(
+            f"HTTP/1.1 101 Switching Protocols\r\nSec-WebSocket-Accept: {accept_key(key)}\r\n\r\n".encode()
+        )
+        self._socket = WebSocket(
+            self.transport, is_client=False, take=self._take, ended=lambda why: None,
+            message_bytes_max=1 << 20, heartbeat_s=20.0,
+        )  # fmt: skip
 
-    async def __anext__(self) -> Any:
-        await self.closed.wait()
-        raise StopAsyncIteration
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._socket is not None:
+            self._socket.feed_eof()
 
-    async def close(self) -> None:
-        self.closed.set()
+    def _take(self, kind: Opcode, frame: bytes) -> None:
+        message = self._assembler.feed(frame)
+        if message is None or self._socket is None:
+            return
+        if message.op == Op.HELLO:
+            for answer in frames(Op.OK, message.id, {}):
+                self._socket.send(answer)
+        else:
+            self.messages.put_nowait(message)
+
+
+async def connected() -> tuple[Stream, Peer, asyncio.Server]:
+    peer = Peer()
+    server = await asyncio.get_running_loop().create_server(lambda: peer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    return await Stream.connect(f"127.0.0.1:{port}", timeout=5, client="test"), peer, server
 
 
 def test_a_connection_that_is_reset_while_sending_ends_the_request_as_unavailable() -> None:
     """It once ended as a NameError, which broke the producer for good."""
 
     async def main() -> None:
-        stream = Stream(cast(aiohttp.ClientWebSocketResponse, ResetSocket()), "a:1")
-        with pytest.raises(Unavailable, match="while sending"):
-            await stream.post(Op.PRODUCE, {}, b"batch")
+        stream, peer, server = await connected()
+        peer.transport.pause_reading()
+        heard: list[Message | FirnError] = []
+        left = stream.post(Op.PRODUCE, {}, bytes(32 << 20), heard.append)
+        assert left is not None  # more than fits into the sockets
+        peer.transport.abort()
+        with pytest.raises(Unavailable):
+            await asyncio.wait_for(left, 10)
+        assert [type(found) for found in heard] == [Unavailable]
         assert not stream.is_open
         with pytest.raises(Unavailable):
-            await stream.post(Op.PRODUCE, {}, b"batch")
+            stream.post(Op.PRODUCE, {}, b"batch", heard.append)
+        assert len(heard) == 1
         await stream.close()
+        server.close()
+
+    asyncio.run(main())
+
+
+def test_a_message_whose_sender_was_cancelled_leaves_whole_and_in_its_turn() -> None:
+    async def main() -> None:
+        stream, peer, server = await connected()
+        peer.transport.pause_reading()
+        large = bytes(range(256)) * (64 << 10)
+        first = asyncio.create_task(stream.ask(Op.PRODUCE, {}, large))
+        second = asyncio.create_task(stream.ask(Op.PRODUCE, {}, b"small"))
+        await asyncio.sleep(0.01)
+        first.cancel()
+        second.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        peer.transport.resume_reading()
+        found = [await asyncio.wait_for(peer.messages.get(), 10) for _ in range(2)]
+        assert [bytes(message.data) for message in found] == [large, b"small"]
+        await stream.close()
+        server.close()
 
     asyncio.run(main())

@@ -31,6 +31,9 @@ class Live:
         return self.server.address
 
     async def away(self) -> None:
+        # asyncio's server (not uvloop's) loses a connection that it accepts in the very turn in which it is closed
+        # (CPython issue 109564): let the client's come in.
+        await asyncio.sleep(0.05)
         await self.server.stop()
 
     async def back(self) -> None:

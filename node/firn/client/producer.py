@@ -8,18 +8,21 @@ leave in order on one stream; a request that was sent is answered, or fails, bef
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from firn.batch import Buffer
 from firn.client.chunks import FIELDS, Chunk, Fields, Sent, SentMany, codecs, cut, faults_of, fields_of
 from firn.client.outbox import OutBatch, Outbox
+from firn.client.stream import Stream
 from firn.client.transport import Transport
 from firn.errors import (
     FirnError,
@@ -379,24 +382,19 @@ class Producer:
         ):
             try:
                 stream = await self._transport.stream()
-                answer = await stream.post(Op.PRODUCE, {}, b"".join([b.data for b in batches]))
+                left = self._post(stream, outbox, batches)
             except FirnError as error:
                 self._answered(outbox, batches, error)
                 return
-            asyncio.ensure_future(answer).add_done_callback(
-                lambda done, sent=batches: self._done(outbox, sent, done)  # type: ignore[misc]
-            )
+            if left is not None:
+                with contextlib.suppress(FirnError):  # the batches hear of it as well
+                    await left
 
-    def _done(self, outbox: Outbox, batches: Sequence[OutBatch], done: "asyncio.Future[Message]") -> None:
-        if done.cancelled():
-            found: Message | FirnError = Unavailable("the request was cancelled")
-        elif (error := done.exception()) is not None:
-            found = (
-                error if isinstance(error, FirnError) else InvariantBroken(f"the request broke: {error!r}")
-            )
-        else:
-            found = done.result()
-        self._answered(outbox, batches, found)
+    def _post(
+        self, stream: Stream, outbox: Outbox, batches: Sequence[OutBatch]
+    ) -> "asyncio.Future[None] | None":
+        data = batches[0].data if len(batches) == 1 else b"".join([b.data for b in batches])
+        return stream.post(Op.PRODUCE, {}, data, partial(self._answered, outbox, batches))
 
     def _answered(self, outbox: Outbox, batches: Sequence[OutBatch], found: Message | FirnError) -> None:
         now = self._loop.time()

@@ -1,18 +1,22 @@
 """One WebSocket to one broker: exchanges by number, several at a time.
 
-Messages leave whole, one after another, so that pipelined produces arrive in the order they were given. When the
-connection ends, every open exchange ends with ``Unavailable``; who asked decides whether to ask again.
+Messages leave whole, one after another, so that pipelined produces arrive in the order they were given: a message
+that does not fit into the transport at once waits in ``_leaving`` with all behind it, and goes on when there is
+room again, whoever may have lost interest meanwhile. An answer is handled in the turn of the event loop that brought
+it. When the connection ends, every open exchange ends with ``Unavailable``; who asked decides whether to ask again.
 """
 
 import asyncio
+import base64
 import logging
-from collections.abc import Callable
-from typing import Any
-
-import aiohttp
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 from firn.batch import Buffer
 from firn.errors import FirnError, InvariantBroken, NotMaster, Timeout, Unavailable, from_document
+from firn.websocket import CloseCode, Handshake, Opcode, WebSocket, handshake
 from firn.wire import STREAM_VERSION, Assembler, Message, Op, frames
 
 log = logging.getLogger(__name__)
@@ -26,37 +30,39 @@ FRAME_READ_MAX = 4 << 20
 Handler = Callable[["Message | FirnError"], None]
 
 
-class Stream:
-    """An open connection. ``is_open`` turns false for good when it ends."""
+class Stream(asyncio.Protocol):
+    """A connection. ``is_open`` turns false for good when it ends."""
 
-    def __init__(self, socket: aiohttp.ClientWebSocketResponse, address: str) -> None:
+    def __init__(self, address: str) -> None:
         self.address = address
-        self._socket = socket
+        self._loop = asyncio.get_running_loop()
         self._handlers: dict[int, Handler] = {}
         self._next_id = 1
-        self._sending = asyncio.Lock()
         self._assembler = Assembler(bytes_max=ANSWER_BYTES_MAX, open_max=OPEN_ANSWERS_MAX)
         self._reason: FirnError | None = None
-        self._reader = asyncio.create_task(self._read(), name=f"firn stream {address}")
+        self._transport: asyncio.Transport | None = None
+        self._socket: WebSocket | None = None
+        self._handshake: Handshake | None = None
+        self._greeted: asyncio.Future[None] = self._loop.create_future()
+        self._is_full = False
+        # What has not left, and who waits for it: frames of one message an item.
+        self._leaving: deque[tuple[Iterator[bytes], asyncio.Future[None]]] = deque()
 
     @classmethod
     async def connect(
-        cls, session: aiohttp.ClientSession, address: str, *, timeout: float, client: str
+        cls, address: str, *, timeout: float, client: str, headers: Mapping[str, str] | None = None
     ) -> "Stream":
         """A connection that has been greeted.
 
         Errors: Unavailable (nobody there), Timeout, or what the broker answered.
         """
+        host, _, port = address.rpartition(":")
+        stream = cls(address)
         try:
             async with asyncio.timeout(timeout):
-                socket = await session.ws_connect(
-                    f"ws://{address}/v1/stream",
-                    heartbeat=HEARTBEAT_S,
-                    max_msg_size=FRAME_READ_MAX,
-                    compress=0,
-                )
-                stream = cls(socket, address)
                 try:
+                    await stream._loop.create_connection(lambda: stream, host.strip("[]"), int(port))
+                    await stream._shake_hands(dict(headers or {}))
                     await stream.ask(Op.HELLO, {"version": STREAM_VERSION, "client": client})
                 except BaseException:
                     await stream.close()
@@ -64,26 +70,27 @@ class Stream:
                 return stream
         except TimeoutError:
             raise Timeout(f"{address}: no answer within {timeout:g} s") from None
-        except (aiohttp.ClientError, OSError) as error:
+        except (OSError, ValueError) as error:
             raise Unavailable(f"{address}: cannot connect: {error}") from error
+
+    async def _shake_hands(self, headers: dict[str, str]) -> None:
+        key = base64.b64encode(secrets.token_bytes(16)).decode()
+        self._handshake = Handshake(key)
+        assert self._transport is not None, "the connection was made"
+        self._transport.write(handshake(self.address, "/v1/stream", key, headers))
+        await self._greeted
 
     @property
     def is_open(self) -> bool:
         return self._reason is None
 
+    # Asking.
+
     async def ask(self, op: int, meta: dict[str, Any] | None = None, data: Buffer = b"") -> Message:
         """The one answer to one message. Errors: what the broker answered, Unavailable when the connection ends."""
-        return await (await self.post(op, meta, data))
+        answer: asyncio.Future[Message] = self._loop.create_future()
 
-    async def post(
-        self, op: int, meta: dict[str, Any] | None = None, data: Buffer = b""
-    ) -> "asyncio.Future[Message]":
-        """Sends a message; what is returned awaits its answer."""
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        id = self._new_id()
-
-        def settle(found: Message | FirnError) -> None:  # perhaps before the message has left: it failed to
-            self._handlers.pop(id, None)
+        def settle(found: Message | FirnError) -> None:
             if answer.done():
                 return
             if isinstance(found, FirnError):
@@ -92,8 +99,26 @@ class Stream:
             else:
                 answer.set_result(found)
 
-        await self._begin(id, op, meta, data, settle)
-        return answer
+        left = self.post(op, meta, data, settle)
+        if left is not None:
+            await left
+        return await answer
+
+    def post(
+        self, op: int, meta: dict[str, Any] | None, data: Buffer, handler: Handler
+    ) -> "asyncio.Future[None] | None":
+        """Send a message; its one answer goes to ``handler``, or the error that comes in its place.
+
+        *Shape*: None when it has left; else what is done once it has, and ends as the connection does before.
+        Errors: Unavailable when the connection has ended; ``handler`` is not called then.
+        """
+        id = self._new_id()
+
+        def settle(found: Message | FirnError) -> None:
+            self._handlers.pop(id, None)
+            handler(found)
+
+        return self._begin(id, op, meta, data, settle)
 
     async def start(self, op: int, meta: dict[str, Any] | None, data: Buffer, handler: Handler) -> int:
         """Sends a message whose answers go to ``handler``: any number, the last one being an error.
@@ -101,73 +126,129 @@ class Stream:
         Errors: Unavailable when the connection has ended; when it ends meanwhile, ``handler`` is told so too.
         """
         id = self._new_id()
-        await self._begin(id, op, meta, data, handler)
+        left = self._begin(id, op, meta, data, handler)
+        if left is not None:
+            try:
+                await left
+            except BaseException:
+                self._handlers.pop(id, None)
+                raise
         return id
+
+    async def tell(self, op: int, id: int, meta: dict[str, Any] | None = None) -> None:
+        """Sends a message of an open exchange that has no answer of its own."""
+        left = self._send(op, id, meta, b"")
+        if left is not None:
+            await left
+
+    def forget(self, id: int) -> None:
+        """Answers to ``id`` are no longer wanted."""
+        self._handlers.pop(id, None)
 
     def _new_id(self) -> int:
         id = self._next_id
         self._next_id += 1
         return id
 
-    async def _begin(
+    def _begin(
         self, id: int, op: int, meta: dict[str, Any] | None, data: Buffer, handler: Handler
-    ) -> None:
-        if self._reason is not None:
-            raise self._reason
+    ) -> "asyncio.Future[None] | None":
+        self._check_open()
         self._handlers[id] = handler
         try:
-            await self._send(op, id, meta, data)
+            return self._send(op, id, meta, data)
         except BaseException:
             self._handlers.pop(id, None)
             raise
 
-    async def tell(self, op: int, id: int, meta: dict[str, Any] | None = None) -> None:
-        """Sends a message of an open exchange that has no answer of its own."""
-        await self._send(op, id, meta, b"")
+    # Sending.
 
-    def forget(self, id: int) -> None:
-        """Answers to ``id`` are no longer wanted."""
-        self._handlers.pop(id, None)
+    def _send(
+        self, op: int, id: int, meta: dict[str, Any] | None, data: Buffer
+    ) -> "asyncio.Future[None] | None":
+        self._check_open()
+        parts = frames(op, id, meta, data)
+        if not self._leaving and self._write(parts):
+            return None
+        left: asyncio.Future[None] = self._loop.create_future()
+        self._leaving.append((parts, left))
+        return left
 
-    async def _send(self, op: int, id: int, meta: dict[str, Any] | None, data: Buffer) -> None:
+    def _write(self, parts: Iterator[bytes]) -> bool:
+        """Write frames while the transport takes them; whether all have left."""
+        assert self._socket is not None, "a connection is greeted before it is used"
+        while not self._is_full:
+            frame = next(parts, None)
+            if frame is None:
+                return True
+            self._socket.send(frame)
+        return False
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        while self._leaving and self._write(self._leaving[0][0]):
+            left = self._leaving.popleft()[1]
+            if not left.done():
+                left.set_result(None)
+
+    def _check_open(self) -> None:
         if self._reason is not None:
             raise self._reason
-        # A message that stops half way would leave the broker waiting for its rest: so it is sent to its end even
-        # when the task that asked for it is cancelled.
-        sending = asyncio.ensure_future(self._send_frames(op, id, meta, data))
-        try:
-            await asyncio.shield(sending)
-        except asyncio.CancelledError:
-            sending.add_done_callback(lambda done: done.cancelled() or done.exception())
-            raise
 
-    async def _send_frames(self, op: int, id: int, meta: dict[str, Any] | None, data: Buffer) -> None:
-        async with self._sending:
-            try:
-                for frame in frames(op, id, meta, data):
-                    await self._socket.send_bytes(frame)
-            except (aiohttp.ClientError, OSError, RuntimeError) as error:
-                reason = Unavailable(f"{self.address}: the connection ended while sending: {error}")
-                self._end(reason)
-                raise reason from error
+    # Receiving.
 
-    async def _read(self) -> None:
-        reason: FirnError = Unavailable(f"{self.address}: the connection was closed")
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._socket is not None:
+            self._socket.feed_data(data)
+        elif self._handshake is not None:
+            self._shaking(self._handshake, data)
+
+    def _shaking(self, answer: Handshake, data: bytes) -> None:
+        assert self._transport is not None, "data come after the connection was made"
         try:
-            async for frame in self._socket:
-                if frame.type is aiohttp.WSMsgType.BINARY:
-                    self._take(frame.data)
-                elif frame.type is aiohttp.WSMsgType.ERROR:
-                    reason = Unavailable(f"{self.address}: the connection broke: {frame.data}")
-                    break
+            rest = answer.feed(data)
+        except FirnError as error:
+            self._end(Unavailable(f"{self.address}: cannot connect: {error.message}"))
+            self._transport.abort()
+            return
+        if rest is None:
+            return
+        self._socket = WebSocket(
+            self._transport, is_client=True, take=self._take, ended=self._socket_ended,
+            message_bytes_max=FRAME_READ_MAX, heartbeat_s=HEARTBEAT_S,
+        )  # fmt: skip
+        if not self._greeted.done():
+            self._greeted.set_result(None)
+        if rest:
+            self._socket.feed_data(rest)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        if self._socket is not None:
+            self._socket.feed_eof()
+        why = "was closed" if exc is None else f"broke: {exc}"
+        self._end(Unavailable(f"{self.address}: the connection {why}"))
+
+    def _socket_ended(self, why: str) -> None:
+        self._end(Unavailable(f"{self.address}: the connection ended: {why}"))
+
+    def _take(self, kind: Opcode, frame: bytes) -> None:
+        if kind != Opcode.BINARY:
+            return
+        try:
+            message = self._assembler.feed(frame)
         except FirnError as error:
             reason = Unavailable(f"{self.address}: sent a frame that cannot be understood: {error.message}")
             log.warning("%s", reason.message)
-        finally:
             self._end(reason)
-
-    def _take(self, frame: bytes) -> None:
-        message = self._assembler.feed(frame)
+            assert self._socket is not None, "it sent the frame"
+            self._socket.close(CloseCode.PROTOCOL_ERROR)
+            return
         if message is None or (handler := self._handlers.get(message.id)) is None:
             return
         if message.op == Op.ERROR:
@@ -176,9 +257,18 @@ class Stream:
         else:
             handler(message)
 
+    # The end.
+
     def _end(self, reason: FirnError) -> None:
+        """The first reason counts; who waits is told, those whose message has not left first."""
         if self._reason is None:
             self._reason = reason
+        waiting = [self._greeted, *(left for _, left in self._leaving)]
+        self._leaving.clear()
+        for left in waiting:
+            if not left.done():
+                left.set_exception(self._reason)
+                left.exception()  # who waited may have been cancelled: that is no reason for a warning
         handlers, self._handlers = list(self._handlers.values()), {}
         for handler in handlers:
             handler(self._reason)
@@ -186,9 +276,11 @@ class Stream:
     async def close(self) -> None:
         """Ends the connection; open exchanges end with Unavailable."""
         self._end(Unavailable(f"{self.address}: the client closed the connection"))
-        await self._socket.close()
-        self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close(CloseCode.OK)
+        elif self._transport is not None:
+            self._transport.abort()
+        await asyncio.sleep(0)  # the transport lets go of its descriptor in a turn of its own
 
 
 def address_in(error: FirnError) -> str | None:

@@ -71,10 +71,13 @@ class Transport:
         self._connecting = asyncio.Lock()
         self._is_closed = False
 
-    @property
-    def session(self) -> aiohttp.ClientSession:
+    def _check_open(self) -> None:
         if self._is_closed:
             raise Unavailable("this client is closed")
+
+    @property
+    def session(self) -> aiohttp.ClientSession:
+        self._check_open()
         if self._session is None:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=256), headers=self._headers, auto_decompress=False,
@@ -96,6 +99,7 @@ class Transport:
         if self._stream is not None and self._stream.is_open:
             return self._stream
         async with self._connecting:
+            self._check_open()
             if self._stream is not None:
                 if self._stream.is_open:
                     return self._stream
@@ -105,10 +109,10 @@ class Transport:
             for address in self.addresses.in_turn():
                 try:
                     self._stream = await Stream.connect(
-                        self.session,
                         address,
                         timeout=min(self.timeout, CONNECT_TIMEOUT_S),
                         client=f"firn/{__version__}",
+                        headers=self._headers,
                     )
                     self.addresses.prefer(address)
                     return self._stream

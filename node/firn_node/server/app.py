@@ -64,6 +64,11 @@ class _Listener(web.Server):
         self._connections_max = connections_max
         self._timers: dict[RequestHandler, asyncio.TimerHandle] = {}
         self._refused: set[RequestHandler] = set()
+        self._is_shut = False
+
+    async def shutdown(self, timeout: float | None = None) -> None:
+        self._is_shut = True
+        await super().shutdown(timeout)
 
     def __call__(self) -> RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)
@@ -72,6 +77,9 @@ class _Listener(web.Server):
         super().connection_made(handler, transport)
         counts = self._context.counts
         counts.connections += 1
+        if self._is_shut:  # accepted just before the port was closed: nobody else would close it
+            transport.abort()
+            return
         seconds = self._context.settings.first_request_seconds
         if counts.connections > self._connections_max:
             counts.connections_refused += 1

@@ -13,14 +13,16 @@ Invariants:
 
 import asyncio
 import logging
-from collections.abc import Awaitable
-from typing import Any
+from collections import deque
+from collections.abc import Awaitable, Coroutine
+from typing import Any, cast
 
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import web
 
 from firn import limits
 from firn.errors import FirnError, Invalid, LimitExceeded
 from firn.values import KEYS_MAX
+from firn.websocket import Opcode, WebSocket, accept_key
 from firn.wire import STREAM_VERSION, Assembler, Message, Op, frames
 from firn_node.server.context import Context
 from firn_node.server.fetch import Fetch
@@ -36,6 +38,9 @@ log = logging.getLogger("firn.server")
 _MESSAGE_BYTES_MAX = limits.FRAME_BYTES_MAX + 1024
 _OUTBOX_BYTES_MAX = 256 << 10
 _FETCHES_MAX = 1024  # not counted as unanswered: a FETCH has no end of its own
+_NAMES = {op.value: op.name for op in Op}
+
+Work = Coroutine[Any, Any, None]
 
 
 class _Assembler(Assembler):
@@ -52,16 +57,43 @@ class _Assembler(Assembler):
         self._drop(id)
 
 
-class Stream:
-    """One connection, from its handshake to its end."""
+class _Link:
+    """The connection as the outbox writes to it."""
 
-    def __init__(
-        self, context: Context, socket: "web.WebSocketResponse", transport: asyncio.Transport
-    ) -> None:
-        self._context = context
+    def __init__(self, socket: WebSocket, request: web.BaseRequest) -> None:
         self._socket = socket
+        self._protocol = request.protocol
+        self._writer = request.writer
+        self.send = socket.send
+
+    @property
+    def is_full(self) -> bool:
+        return self._protocol.writing_paused
+
+    @property
+    def is_open(self) -> bool:
+        return self._socket.is_open
+
+    def room(self) -> Coroutine[Any, Any, None]:
+        return self._writer.drain()
+
+
+class Stream:
+    """One connection, from its handshake to its end.
+
+    Frames are handled as they arrive (``_take``). One for which there is no room yet, and all behind it, wait in
+    ``_behind``, unread ones in their socket, until ``run`` has caught up.
+    """
+
+    def __init__(self, context: Context, request: web.BaseRequest, transport: asyncio.Transport) -> None:
+        self._context = context
+        self._settings = context.settings
+        self.socket = WebSocket(
+            transport, is_client=False, take=self._take, ended=self._ended,
+            message_bytes_max=_MESSAGE_BYTES_MAX, heartbeat_s=context.settings.heartbeat_seconds,
+        )  # fmt: skip
         self._outbox = Outbox(
-            socket,
+            _Link(self.socket, request),
             bytes_max=_OUTBOX_BYTES_MAX,
             stall_seconds=context.settings.stall_seconds,
             abort=transport.abort,
@@ -75,37 +107,67 @@ class Stream:
         self._unanswered = 0
         self._answered = asyncio.Event()
         self._producing = Producing(context, self._acknowledge)
+        self._behind: deque[tuple[Opcode, bytes]] = deque()
+        self._waiting: Work | None = None  # what the newest frame waits for
+        self._stirred = asyncio.Event()  # ``run`` has something to do
+        self._gone = asyncio.Event()
 
     async def run(self) -> None:
         try:
-            while (frame := await self._receive()) is not None:
-                await self._frame(frame)
+            while self.socket.is_open and not self._outbox.is_lost:
+                await self._stirred.wait()
+                self._stirred.clear()
+                await self._catch_up()
         finally:
             await self._end()
 
-    async def _receive(self) -> bytes | None:
-        """The next frame; None at the end of the connection, or when a message is left unfinished for long."""
-        while True:
-            while self._unanswered >= self._context.settings.unanswered_max and not self._outbox.is_lost:
+    def _ended(self, why: str) -> None:
+        """Nothing more arrives, and nothing can leave."""
+        self._outbox.lose()
+        self._answered.set()
+        self._stirred.set()
+        self._gone.set()
+
+    def _take(self, kind: Opcode, frame: bytes) -> None:
+        if self._waiting is None and not self._behind and self._has_room():
+            try:
+                self._waiting = self._handled(kind, frame)
+            except Exception:  # the boundary: no task stands between the socket and what is handled
+                log.exception("stream failed")
+                self._context.counts.failures += 1
+                self.socket.cut("an unforeseen error; the broker's log has it")
+                return
+            if self._waiting is None:
+                return
+        else:
+            self._behind.append((kind, frame))
+        self.socket.pause()
+        self._stirred.set()
+
+    def _has_room(self) -> bool:
+        return self._unanswered < self._settings.unanswered_max and self._outbox.has_room
+
+    async def _catch_up(self) -> None:
+        """Handle what waits, until nothing does; then read on."""
+        while self.socket.is_open and (self._waiting is not None or self._behind):
+            if self._waiting is not None:
+                waiting, self._waiting = self._waiting, None
+                await waiting
+                continue
+            while self._unanswered >= self._settings.unanswered_max and not self._outbox.is_lost:
                 self._answered.clear()
                 await self._answered.wait()
             await self._outbox.room()
             if self._outbox.is_lost:
-                return None
-            try:
-                found = await self._socket.receive(
-                    timeout=self._context.settings.stall_seconds if self._unfinished else None
-                )
-            except TimeoutError:
-                return None
-            if found.type is WSMsgType.BINARY:
-                data: bytes = found.data
-                return data
-            if found.type is not WSMsgType.TEXT:
-                return None
-            self._fail(0, Invalid("frame: expected a binary WebSocket message, found text"))
+                return
+            self._waiting = self._handled(*self._behind.popleft())
+        self.socket.resume()
 
-    async def _frame(self, frame: bytes) -> None:
+    def _handled(self, kind: Opcode, frame: bytes) -> Work | None:
+        """Handle a frame; what must be awaited before the next one, None when nothing must."""
+        if kind != Opcode.BINARY:
+            self._fail(0, Invalid("frame: expected a binary WebSocket message, found text"))
+            return None
         self._context.counts.bytes_in += len(frame)
         assembler = self._assembler
         before = assembler.pending
@@ -116,17 +178,22 @@ class Stream:
             if assembler.pending < before:
                 self._let_go(id)
             self._fail(id, error)
-            return
+            return None
         if message is None:
             if assembler.pending > before:
-                await self._hold_unfinished(assembler.newest(), assembler.pending - before)
-            return
-        held = self._unfinished.pop(message.id, 0) if assembler.pending < before else 0
-        await self._message(message, held)
+                return self._hold_unfinished(assembler.newest(), assembler.pending - before)
+            return None
+        held = 0
+        if assembler.pending < before:
+            held = self._unfinished.pop(message.id, 0)
+            if not self._unfinished:
+                self.socket.bound_silence(None)
+        return self._message(message, held)
 
     async def _hold_unfinished(self, id: int, size: int) -> None:
         try:
             self._unfinished[id] = await self._context.in_flight.take(size)
+            self.socket.bound_silence(self._settings.stall_seconds)
         except FirnError as error:
             self._assembler.drop(id)  # its other frames are then passed over
             self._fail(id, error)
@@ -135,29 +202,39 @@ class Stream:
         held = self._unfinished.pop(id, 0)
         if held:
             self._context.in_flight.give(held)
+        if not self._unfinished:
+            self.socket.bound_silence(None)
 
-    async def _message(self, message: Message, held: int) -> None:
+    def _message(self, message: Message, held: int) -> Work | None:
         """Begin what one whole message asks for. ``held``: what it has of the in-flight budget already."""
-        self._context.counts.stream_messages[Op(message.op).name] += 1
+        self._context.counts.stream_messages[_NAMES[message.op]] += 1
         if message.op == Op.PRODUCE:
-            await self._produce(message, held)
-            return
+            held = held or self._context.in_flight.try_take(len(message.data)) or 0
+            if not held:
+                return self._wait_and_produce(message)
+            self._produce(message, held)
+            return None
         if held:
             self._context.in_flight.give(held)
         try:
             self._begin(message)
         except FirnError as error:
             self._fail(message.id, error)
+        return None
 
-    async def _produce(self, message: Message, held: int) -> None:
-        in_flight = self._context.in_flight
+    async def _wait_and_produce(self, message: Message) -> None:
         try:
-            if not held:
-                held = in_flight.try_take(len(message.data)) or await in_flight.take(len(message.data))
+            held = await self._context.in_flight.take(len(message.data))
+        except FirnError as error:
+            self._fail(message.id, error)
+            return
+        self._produce(message, held)
+
+    def _produce(self, message: Message, held: int) -> None:
+        try:
             produced = Produced(message.id, message.data, parse_conditions(message.meta), held)
         except FirnError as error:
-            if held:
-                in_flight.give(held)
+            self._context.in_flight.give(held)
             self._fail(message.id, error)
             return
         self._unanswered += 1
@@ -263,9 +340,12 @@ class Stream:
         """End the connection after the answers of what was received."""
         await self._producing.settled()
         await self._outbox.flushed()
-        await self._socket.close(code=WSCloseCode.GOING_AWAY, message=b"the broker is stopping")
+        self.socket.ask_to_close("the broker is stopping")
+        await self._gone.wait()
 
     async def _end(self) -> None:
+        if self._waiting is not None:
+            self._waiting.close()
         for task in list(self._tasks):
             task.cancel()
         if self._tasks:
@@ -278,25 +358,28 @@ class Stream:
 
 async def get_stream(context: Context, call: Call) -> web.StreamResponse:
     call.query.finish()
-    socket = web.WebSocketResponse(
-        max_msg_size=_MESSAGE_BYTES_MAX, compress=False, heartbeat=context.settings.heartbeat_seconds
-    )
-    if not socket.can_prepare(call.http).ok:
+    request = call.http
+    if not web.WebSocketResponse().can_prepare(request).ok:
         raise Invalid("/v1/stream is a WebSocket: connect with Upgrade: websocket")
-    try:
-        await socket.prepare(call.http)
-    except web.HTTPException as refusal:
-        raise Invalid(f"/v1/stream: {refusal.text or refusal.reason}") from None
-    transport = call.http.transport
+    key = request.headers["Sec-WebSocket-Key"]
+    response = web.StreamResponse(
+        status=101,
+        headers={"Upgrade": "websocket", "Connection": "upgrade", "Sec-WebSocket-Accept": accept_key(key)},
+    )
+    await response.prepare(request)
+    response.force_close()
+    transport = request.transport
     if transport is None:
         raise ConnectionResetError("the connection is lost")
-    stream = Stream(context, socket, transport)
+    stream = Stream(context, request, transport)
     context.streams.add(stream)
     try:
+        # What aiohttp's own WebSocket does: from here on it hands on what arrives, as it arrives.
+        request.protocol.set_parser(cast(Any, stream.socket))
         await stream.run()
     finally:
         context.streams.discard(stream)
-    return socket
+    return response
 
 
 async def close_all(context: Context) -> None:

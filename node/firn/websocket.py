@@ -1,0 +1,319 @@
+"""WebSocket (RFC 6455) as ``/v1/stream`` needs it: whole messages over a transport, handed on as they arrive.
+
+No task, no queue and no future stand between the bytes of a socket and who takes them: a message costs a call, and
+an answer can leave in the turn of the event loop that brought the question. aiohttp's own classes cost two tasks
+and three turns a message on each side; its HTTP parser still does the handshake of the broker.
+
+Invariants: frames leave whole; what arrives after the end is passed over; ``ended`` is called once.
+
+====== ======= ================ =========================================================
+offset type    field            note
+====== ======= ================ =========================================================
+0      u8      bits             0x80: last frame of its message; low 4: opcode
+1      u8      size             0x80: masked; low 7: size, 126: u16 follows, 127: u64 follows (big endian)
+...    u8[4]   key              when masked: byte i of the payload is XORed with key[i % 4]
+...    ...     payload
+====== ======= ================ =========================================================
+
+A client masks with the key 0, so that bytes go as they are: masks keep scripts in browsers from writing bytes of
+their choice past proxies, and this client is no browser. A broker takes any key.
+"""
+
+import asyncio
+import base64
+import hashlib
+import struct
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Final
+
+import numpy as np
+
+from firn.errors import Invalid, Unavailable
+
+_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_HEAD_BYTES_MAX = 64 << 10  # of an HTTP answer
+_FINAL, _MASKED = 0x80, 0x80
+_CONTROL_BYTES_MAX = 125
+_NO_MASK = bytes(4)
+
+
+class Opcode(IntEnum):
+    CONTINUATION = 0
+    TEXT = 1
+    BINARY = 2
+    CLOSE = 8
+    PING = 9
+    PONG = 10
+
+
+class CloseCode(IntEnum):
+    OK = 1000
+    GOING_AWAY = 1001
+    PROTOCOL_ERROR = 1002
+    TOO_LARGE = 1009
+
+
+_WHOLE_BINARY: Final = _FINAL | Opcode.BINARY.value
+_SHORT, _LONG = struct.Struct(">BBH"), struct.Struct(">BBQ")
+
+
+def accept_key(key: str) -> str:
+    """What proves to a client that its handshake was understood."""
+    return base64.b64encode(hashlib.sha1(key.encode() + _GUID, usedforsecurity=False).digest()).decode()
+
+
+def handshake(host: str, target: str, key: str, headers: dict[str, str]) -> bytes:
+    """The request that asks for a WebSocket."""
+    lines = [
+        f"GET {target} HTTP/1.1", f"Host: {host}", "Upgrade: websocket", "Connection: Upgrade",
+        f"Sec-WebSocket-Key: {key}", "Sec-WebSocket-Version: 13", *(f"{k}: {v}" for k, v in headers.items()),
+    ]  # fmt: skip
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+class Handshake:
+    """The broker's answer to ``handshake``, as it arrives."""
+
+    def __init__(self, key: str) -> None:
+        self._expected = accept_key(key)
+        self._head = bytearray()
+
+    def feed(self, data: bytes) -> bytes | None:
+        """The bytes behind the answer once it is whole, else None. Errors: Unavailable when it is a refusal."""
+        self._head += data
+        end = self._head.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._head) > _HEAD_BYTES_MAX:
+                raise Unavailable("the answer to the WebSocket handshake has no end")
+            return None
+        first, *lines = bytes(self._head[:end]).decode("latin-1").split("\r\n")
+        headers = {
+            name.strip().lower(): value.strip() for name, _, value in (x.partition(":") for x in lines)
+        }
+        if first.split(" ")[1:2] != ["101"]:
+            raise Unavailable(f"the WebSocket handshake was answered {first!r}")
+        if headers.get("sec-websocket-accept") != self._expected:
+            raise Unavailable("the WebSocket handshake was answered with a wrong key")
+        return bytes(self._head[end + 4 :])
+
+
+def frame_head(bits: int, size: int, *, is_masked: bool) -> bytes:
+    """The bytes before a payload of ``size``."""
+    mask = _MASKED if is_masked else 0
+    if size < 126:
+        head = bytes((bits, mask | size))
+    elif size < 1 << 16:
+        head = _SHORT.pack(bits, mask | 126, size)
+    else:
+        head = _LONG.pack(bits, mask | 127, size)
+    return head + _NO_MASK if is_masked else head
+
+
+class WebSocket:
+    """One end of an open connection."""
+
+    def __init__(
+        self,
+        transport: asyncio.Transport,
+        *,
+        is_client: bool,
+        take: Callable[[Opcode, bytes], None],
+        ended: Callable[[str], None],
+        message_bytes_max: int,
+        heartbeat_s: float,
+    ) -> None:
+        """``take`` gets each message; ``ended`` why there will be no more."""
+        self._transport = transport
+        self._is_client = is_client
+        self._take = take
+        self._ended = ended
+        self._bytes_max = message_bytes_max
+        self._heartbeat_s = heartbeat_s
+        self._loop = asyncio.get_running_loop()
+        self._rest = bytearray()  # an unfinished frame
+        self._begun: tuple[Opcode, bytearray] | None = None  # a message whose last frame has not come
+        self.is_open = True
+        self._is_paused = False
+        self._stall_s: float | None = None
+        self._heard = self._loop.time()
+        self._pinged: float | None = None  # since something was heard
+        self._watching = self._loop.call_later(heartbeat_s, self._watch)
+
+    # Sending.
+
+    def send(self, payload: bytes) -> None:
+        """Write one binary message; who sends much looks at the transport's water marks."""
+        if self.is_open:
+            self._write(_WHOLE_BINARY, payload)
+
+    def _write(self, bits: int, payload: bytes) -> None:
+        head = frame_head(bits, len(payload), is_masked=self._is_client)
+        if len(payload) < 4096:
+            self._transport.write(head + payload)
+        else:
+            self._transport.writelines((head, payload))
+
+    def close(self, code: CloseCode, why: str = "") -> None:
+        """Tell the peer, and take nothing more; what was sent still leaves."""
+        if not self._transport.is_closing():
+            self._say_close(code, why)
+            self._transport.close()
+        self._end(why or f"it was closed with {code.name}")
+
+    def ask_to_close(self, why: str) -> None:
+        """Tell the peer that no more will be sent: its answer ends the connection."""
+        if self.is_open and not self._transport.is_closing():
+            self._say_close(CloseCode.GOING_AWAY, why)
+
+    def _say_close(self, code: CloseCode, why: str) -> None:
+        text = why.encode("ascii", "replace")[: _CONTROL_BYTES_MAX - 2]
+        self._write(_FINAL | Opcode.CLOSE, code.to_bytes(2, "big") + text)
+
+    # Receiving.
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        """Take what arrived. *Shape*: as aiohttp asks its parsers: never at an end, nothing left."""
+        self._heard, self._pinged = self._loop.time(), None
+        try:
+            if self._rest:
+                self._rest += data
+                del self._rest[: self._parse(self._rest)]
+            elif (taken := self._parse(data)) < len(data):
+                self._rest += memoryview(data)[taken:]
+        except Invalid as error:
+            self.close(CloseCode.PROTOCOL_ERROR, error.message)
+        return False, b""
+
+    def feed_eof(self) -> None:
+        """The connection is lost."""
+        self._end("the connection was closed")
+
+    def _parse(self, data: bytes | bytearray) -> int:
+        """Take the whole frames at the head of ``data``; how many bytes they are. Errors: Invalid."""
+        at, end = 0, len(data)
+        while end - at >= 2 and self.is_open:
+            bits, second = data[at], data[at + 1]
+            size, body = second & 127, at + 2
+            if size > 125:
+                wide = 2 if size == 126 else 8
+                if end - body < wide:
+                    break
+                size, body = int.from_bytes(data[body : body + wide], "big"), body + wide
+                if size > self._bytes_max:
+                    self.close(CloseCode.TOO_LARGE, f"a frame of {size} bytes; at most {self._bytes_max}")
+                    break
+            key = _NO_MASK
+            if second & _MASKED:
+                key, body = bytes(data[body : body + 4]), body + 4
+            at_next = body + size
+            if at_next > end:
+                break
+            payload = data[body:at_next] if type(data) is bytes else bytes(memoryview(data)[body:at_next])
+            if key != _NO_MASK:
+                payload = unmasked(payload, key)
+            at = at_next
+            if bits == _WHOLE_BINARY and self._begun is None:
+                self._take(Opcode.BINARY, payload)
+            else:
+                self._other(bits, payload)
+        return at if self.is_open else end
+
+    def _other(self, bits: int, payload: bytes) -> None:
+        """A frame that is not a whole binary message."""
+        try:
+            opcode = Opcode(bits & 0x0F)
+        except ValueError:
+            raise Invalid(f"WebSocket: opcode {bits & 0x0F} is unknown") from None
+        if bits & 0x70:
+            raise Invalid("WebSocket: reserved bits are set, and no extension was agreed on")
+        if opcode >= Opcode.CLOSE:
+            if not bits & _FINAL or len(payload) > _CONTROL_BYTES_MAX:
+                raise Invalid(f"WebSocket: a {opcode.name} frame of {len(payload)} bytes or in parts")
+            self._control(opcode, payload)
+            return
+        if (self._begun is None) == (opcode == Opcode.CONTINUATION):
+            raise Invalid(f"WebSocket: a frame {opcode.name} out of turn")
+        kind, whole = self._begun or (opcode, bytearray())
+        whole += payload
+        if len(whole) > self._bytes_max:
+            self.close(CloseCode.TOO_LARGE, f"a message of more than {self._bytes_max} bytes")
+        elif bits & _FINAL:
+            self._begun = None
+            self._take(kind, bytes(whole))
+        else:
+            self._begun = kind, whole
+
+    def _control(self, opcode: Opcode, payload: bytes) -> None:
+        if opcode == Opcode.PING:
+            self._write(_FINAL | Opcode.PONG, payload)
+        elif opcode == Opcode.CLOSE:
+            if not self._transport.is_closing():
+                self._write(_FINAL | Opcode.CLOSE, payload[:2])
+                self._transport.close()
+            self._end("the peer closed the connection")
+
+    def pause(self) -> None:
+        """Read no more until ``resume``: TCP slows the peer down."""
+        if not self._is_paused and self.is_open and not self._transport.is_closing():
+            self._is_paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._is_paused:
+            self._is_paused = False
+            self._heard, self._pinged = self._loop.time(), None
+            self.bound_silence(self._stall_s)
+            if self.is_open and not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    # Silence.
+
+    def bound_silence(self, seconds: float | None) -> None:
+        """Cut the connection when nothing arrives for so long; None: a heartbeat is enough of a sign of life."""
+        self._stall_s = seconds
+        if seconds is not None and self.is_open and self._watching.when() > self._loop.time() + seconds:
+            self._watch_in(seconds)
+
+    def _watch(self) -> None:
+        now = self._loop.time()
+        if self._is_paused:
+            self._watch_in(self._heartbeat_s)
+            return
+        if self._stall_s is not None and now >= self._heard + self._stall_s:
+            self.cut(f"nothing came for {self._stall_s:g} s in the middle of a message")
+            return
+        if self._pinged is None and now >= self._heard + self._heartbeat_s:
+            self._pinged = now
+            self._write(_FINAL | Opcode.PING, b"")
+        if self._pinged is not None and now >= self._pinged + self._heartbeat_s / 2:
+            self.cut(f"no sign of life for {now - self._heard:.0f} s")
+            return
+        due = (
+            self._heard + self._heartbeat_s if self._pinged is None else self._pinged + self._heartbeat_s / 2
+        )
+        if self._stall_s is not None:
+            due = min(due, self._heard + self._stall_s)
+        self._watch_in(due - now)
+
+    def _watch_in(self, seconds: float) -> None:
+        self._watching.cancel()
+        self._watching = self._loop.call_later(max(0.001, seconds), self._watch)
+
+    def cut(self, why: str) -> None:
+        """End the connection at once; what has not left stays unsent."""
+        self._transport.abort()
+        self._end(why)
+
+    def _end(self, why: str) -> None:
+        if self.is_open:
+            self.is_open = False
+            self._watching.cancel()
+            self._ended(why)
+
+
+def unmasked(payload: bytes, key: bytes) -> bytes:
+    """The payload that was masked with ``key``; or masked, when it was not."""
+    size = len(payload)
+    words = np.frombuffer(payload + bytes(-size % 4), "<u4") ^ np.frombuffer(key, "<u4")
+    return bytes(words.tobytes()[:size])
