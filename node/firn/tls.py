@@ -1,0 +1,152 @@
+"""How a process proves who it is to a broker, and makes sure of the broker: TLS 1.3 and a bearer token.
+
+Where each comes from: the argument, else the environment: ``$FIRN_TLS_CA``, ``$FIRN_TLS_CERT``, ``$FIRN_TLS_KEY``,
+``$FIRN_TOKEN`` or, a file that holds it, ``$FIRN_TOKEN_FILE``. TLS is spoken as soon as a CA or a certificate is
+given; the CA ``system`` stands for those that the machine trusts. A token leaves the machine over TLS alone.
+"""
+
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from firn.errors import Invalid
+
+SYSTEM_CA = "system"
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def is_loopback(host: str) -> bool:
+    return host in LOOPBACK or host.startswith("127.")
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Paths of PEM files, and a token; all may be absent. The token does not show in ``repr``."""
+
+    tls_ca: str | None = None  # who may have signed the broker's certificate; "system": the machine's own CAs
+    tls_cert: str | None = None  # the own certificate, where brokers ask for one
+    tls_key: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+    @property
+    def uses_tls(self) -> bool:
+        return self.tls_ca is not None or self.tls_cert is not None
+
+    def headers(self) -> dict[str, str]:
+        return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+
+    def check_address(self, address: str) -> None:
+        """Errors: Invalid when the token would leave the machine unencrypted."""
+        host = address.rpartition(":")[0].strip("[]")
+        if self.token is not None and not self.uses_tls and not is_loopback(host):
+            raise Invalid(
+                f"{address}: a token is not sent without TLS beyond this machine; give tls_ca (or $FIRN_TLS_CA)"
+            )
+
+
+def find_credentials(
+    *,
+    tls_ca: str | None = None,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    token: str | None = None,
+    token_file: str | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Credentials:
+    """The credentials of the arguments, else of the environment.
+
+    Errors: Invalid for a certificate without a key, or a token that is none; OSError for its file.
+    """
+    given = os.environ if environment is None else environment
+    if token is None:
+        token_file = token_file or (None if given.get("FIRN_TOKEN") else given.get("FIRN_TOKEN_FILE"))
+        token = _read_token(token_file) if token_file else given.get("FIRN_TOKEN")
+    found = Credentials(
+        tls_ca or given.get("FIRN_TLS_CA") or None,
+        tls_cert or given.get("FIRN_TLS_CERT") or None,
+        tls_key or given.get("FIRN_TLS_KEY") or None,
+        token or None,
+    )
+    if (found.tls_cert is None) != (found.tls_key is None):
+        raise Invalid("a certificate and its key belong together: give both tls_cert and tls_key, or none")
+    if found.token is not None and not (found.token.isascii() and found.token.isprintable()):
+        raise Invalid("the token holds characters that no token has; is its file the right one?")
+    return found
+
+
+def _read_token(path: str) -> str:
+    with open(path, encoding="ascii", errors="replace") as file:
+        return file.read(4096).strip()
+
+
+class ClientTls:
+    """The context of new connections, made anew when one of the files has changed; open connections live on."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
+        self._stamps: tuple[object, ...] | None = None
+        self._context: ssl.SSLContext | None = None
+
+    def context(self) -> ssl.SSLContext | None:
+        """None without TLS. While the files are half replaced the context is the last good one.
+
+        Errors: Invalid when there was no good one yet, naming the file.
+        """
+        if not self._credentials.uses_tls:
+            return None
+        stamps = tuple(
+            file_stamp(path)
+            for path in (self._credentials.tls_ca, self._credentials.tls_cert, self._credentials.tls_key)
+        )
+        if stamps != self._stamps:
+            try:
+                self._context = client_context(self._credentials)
+                self._stamps = stamps
+            except Invalid:
+                if self._context is None:
+                    raise
+        return self._context
+
+
+def client_context(credentials: Credentials) -> ssl.SSLContext:
+    """TLS 1.3, the broker's name and certificate checked. Errors: Invalid, naming the file."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    ca = credentials.tls_ca
+    if ca is None or ca == SYSTEM_CA:
+        context.load_default_certs()
+    else:
+        try:
+            context.load_verify_locations(ca)
+        except (OSError, ssl.SSLError) as error:
+            raise Invalid(f"tls_ca {ca}: {_why(error)}") from error
+    if credentials.tls_cert is not None:
+        try:
+            context.load_cert_chain(credentials.tls_cert, credentials.tls_key, password=_no_password)
+        except (OSError, ssl.SSLError) as error:
+            raise Invalid(
+                f"tls_cert {credentials.tls_cert}, tls_key {credentials.tls_key}: {_why(error)}"
+            ) from error
+    return context
+
+
+def file_stamp(path: str | None) -> object:
+    """What changes when a file is replaced or written to; None when it is not there."""
+    if path is None or path == SYSTEM_CA:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _no_password() -> str:
+    """An encrypted key would otherwise be asked for at the terminal."""
+    return ""
+
+
+def _why(error: Exception) -> str:
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return f"{text or type(error).__name__}; expected PEM"
