@@ -40,6 +40,7 @@ class Dispatcher:
         run = _Run()
         for write in written:
             self._collect(run, write.data, write.group, write.chosen, write.positions, is_replay=False)
+            self._core.key_query.gather(write.group, write.chosen, write.positions)
         self._commit(run)
         self._core.dispatched_position = max(self._core.dispatched_position, written[-1].end)
 

@@ -1,6 +1,6 @@
 """Sorting of key indexes: two u64 columns ``(hi, word)``, by ``hi``, then by ``word``.
 
-The top bits of ``hi``, as many as leave about 8 rows a bucket, are sorted by stable radix passes of at most
+The top bits of ``hi``, as many as leave about 2 rows a bucket, are sorted by stable radix passes of at most
 11 bits (2,048 open write streams still fit the caches); what shares these bits is then sorted by insertion.
 Fingerprints are uniform, so big buckets mean a hot key: above 64 rows its rows are set apart, which are
 mostly in order already, and what is not is merge sorted, which keeps the worst case at n log n.
@@ -147,7 +147,7 @@ def _sort(hi: Any, word: Any, spare_hi: Any, spare_word: Any) -> Any:
     """Sort ``hi, word`` in place, by way of ``spare``."""
     n = len(hi)
     bits = 0
-    while n >> bits > 8:
+    while n >> bits > 2:
         bits += 1
     if n <= _INSERTION_ROWS_MAX:
         bits = 0

@@ -1,14 +1,15 @@
 """Finding the raw records of a key: fingerprints narrow the search, the real bytes decide.
 
-A sealed segment has a keys file (``keysfile``), built in the background once its bytes are durable. A segment
-without a usable one, and the active one, are searched by the keys parts of their batches: slower, same answer.
+A sealed segment has a keys file (``keysfile``), built in the background once its bytes are durable, of what was
+gathered while it was written (``keysgather``) or else of the segment itself. A segment without a usable one, and
+the active one, are searched by the keys parts of their batches: slower, same answer.
 
 Invariants: nothing is returned before its topic id and key bytes were compared; a keys file that is missing,
 damaged, of another extent or under another secret is never an error, it is built anew.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,11 +20,12 @@ from firn.errors import Corrupt, MalformedBatch, OffsetExpired
 from firn_node import failpoints
 from firn_node.disk import Disk, File
 from firn_node.filecache import FileCache
-from firn_node.kernels import Fault, fault_error, fingerprint, inspect_group
+from firn_node.kernels import Fault, Group, fault_error, fingerprint, inspect_group
 from firn_node.log.commitlog import CommitLog
 from firn_node.log.headpage import HEAD_BYTES
-from firn_node.log.keysbuild import Pairs, pages_of
+from firn_node.log.keysbuild import Pairs, ascending, pages_of
 from firn_node.log.keysfile import PAGE_BYTES, KeysHeader, positions_of, read_header
+from firn_node.log.keysgather import Gathered, Times
 from firn_node.log.segment import keys_path, segment_path
 
 WINDOW = 1 << 20
@@ -64,6 +66,11 @@ class KeyQueryIndex:
         self._probe = int(fingerprint(_NO_KEY, np.zeros(1, np.int32), 0, secret)[0][0])
         self._known: dict[int, KeysHeader] = {}  # headers of usable files
         self._lock = threading.Lock()  # one build at a time
+        self._gathered = Gathered()
+
+    def gather(self, group: Group, rows: Sequence[int], positions: Sequence[int]) -> None:
+        """Remember the keys of batches ``rows``, in log order and durable: their keys file is made of them."""
+        self._gathered.add(group, rows, positions, starts=self._log.starts, truncations=self._log.truncations)
 
     def missing(self) -> list[int]:
         """Starts of the sealed, durable segments without a usable keys file, oldest first."""
@@ -83,9 +90,9 @@ class KeyQueryIndex:
     def build(self, segment_start: int) -> None:
         """Build the keys file of a sealed segment. *Effects*: durable on return; may be repeated.
 
-        1. read and hash the segment, 2. write a temporary file, its header last, 3. sync it, 4. drop what is
-        known of the old file, 5. rename, 6. sync the folder. *Errors*: Corrupt, naming the segment and the
-        position, when a batch is damaged.
+        1. take what was gathered of the segment, else read and hash it, 2. write a temporary file, its header
+        last, 3. sync it, 4. drop what is known of the old file, 5. rename, 6. sync the folder. *Errors*:
+        Corrupt, naming the segment and the position, when a batch that is read is damaged.
         """
         with self._lock:
             end = dict(self._log.extents()[:-1]).get(segment_start)
@@ -189,18 +196,21 @@ class KeyQueryIndex:
         pairs = Pairs(self._disk, f"{path}.scratch.tmp")
         file = None
         try:
-            times = self._collect(start, end, pairs)
+            gathered = self._gathered.take(start, end, truncations=self._log.truncations)
+            if gathered is None:
+                times, buckets = self._collect(start, end, pairs), pairs.ascending()
+            else:
+                times, buckets = gathered.times, ascending(gathered)
             failpoints.step("log.keys.collected")
             self._disk.unlink(temporary)
             file = self._disk.open(temporary, "create")
             count, at = 0, PAGE_BYTES
-            for more, pages in pages_of(pairs.ascending()):
-                at += file.pwrite(pages, at)
+            for more, pages in pages_of(buckets):
+                at += file.pwrite([pages.reshape(-1).data], at)
                 count += more
-            least, most = times.min(axis=0).tolist(), times.max(axis=0).tolist()
             header = KeysHeader(
-                start=start, end=end, pairs=count, probe=self._probe, min_timestamp=least[0],
-                max_timestamp=most[1], min_append=least[2], max_append=most[2],
+                start=start, end=end, pairs=count, probe=self._probe, min_timestamp=times.min_timestamp,
+                max_timestamp=times.max_timestamp, min_append=times.min_append, max_append=times.max_append,
             )  # fmt: skip
             file.pwrite([header.encode()], 0)
             file.sync()
@@ -213,9 +223,9 @@ class KeyQueryIndex:
         self._disk.rename(temporary, path)
         self._disk.sync_folder(self._folder)
 
-    def _collect(self, start: int, end: int, pairs: Pairs) -> NDArray[np.int64]:
-        """Add the pairs of a segment; (least, greatest timestamp, append time) of each portion of it."""
-        times: list[list[int]] = []
+    def _collect(self, start: int, end: int, pairs: Pairs) -> Times:
+        """Add the pairs of a segment that is read; the times of its batches."""
+        times = Times()
         for position, data in self._log.scan(start, end):
             group = inspect_group(data, self._secret, is_produce=False)
             for i in np.flatnonzero(group.fault != Fault.OK).tolist():
@@ -224,14 +234,9 @@ class KeyQueryIndex:
                     f"{path} at byte {position + int(group.start[i])}: {fault_error(group, i).message}",
                     file=path, position=position + int(group.start[i]),
                 )  # fmt: skip
-            places = np.repeat((position + group.start).astype(np.uint64), group.records)
-            pairs.add(group.hi, places)
-            appended = group.append_timestamp
-            times.append(
-                [int(group.min_timestamp.min()), int(group.max_timestamp.max()), int(appended.min())]
-            )
-            times.append([times[-1][0], times[-1][1], int(appended.max())])
-        return np.array(times, np.int64)
+            pairs.add(group.hi, np.repeat((position + group.start).astype(np.uint64), group.records))
+            times.add(group, slice(None))
+        return times
 
 
 def rows_of(columns: Columns, key: bytes) -> NDArray[np.int64]:

@@ -2,21 +2,25 @@
 
 Pairs (fingerprint, position of the batch) are collected chunk by chunk, sorted and freed of repeats; a chunk that
 is full goes to a scratch file, cut into buckets by the upper bits of the fingerprint. Then bucket after bucket is
-read back, sorted and written as pages. A segment of few keys needs no scratch file.
+read back, sorted and written as pages. A segment of few keys needs no scratch file, and neither does one whose
+fingerprints were gathered (``keysgather``): they are parted into the same buckets in memory.
 
-Memory: about 40 bytes a pair of one chunk or one bucket, ``CHUNK_PAIRS`` of them, and one read of the log.
+Memory: about 40 bytes a pair of one chunk or one bucket, ``CHUNK_PAIRS`` of them, and one read of the log; or 4
+bytes a gathered pair.
 """
 
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from firn_node.disk import Disk, File
 from firn_node.kernels import sort_key_index
+from firn_node.kernels.keypages import BUCKETS, buckets_of
 from firn_node.log.keysfile import PAGE_PAIRS, Words, encode_pages
+from firn_node.log.keysgather import Part
 
 CHUNK_PAIRS = 1 << 19
-BUCKETS = 64
 _SHIFT = np.uint64(58)  # 64 - log2(BUCKETS)
 _WRITE_PAGES = 256
 
@@ -83,6 +87,12 @@ class Pairs:
         return hi, np.frombuffer(self._scratch.pread(8 * count, positions_at), np.uint64)
 
 
+def ascending(part: Part) -> Iterator[tuple[Words, Words]]:
+    """The pairs of a gathered segment, as ``Pairs.ascending`` gives them."""
+    for hi, positions in buckets_of(*part.columns()):
+        yield _sorted(hi, positions)
+
+
 def _sorted(hi: Words, positions: Words) -> tuple[Words, Words]:
     hi, positions = sort_key_index(hi, positions)
     if len(hi) > 1:
@@ -90,11 +100,12 @@ def _sorted(hi: Words, positions: Words) -> tuple[Words, Words]:
         keep[0] = True
         np.not_equal(hi[1:], hi[:-1], out=keep[1:])
         keep[1:] |= positions[1:] != positions[:-1]
-        hi, positions = hi[keep], positions[keep]
+        if not keep.all():
+            hi, positions = hi[keep], positions[keep]
     return hi, positions
 
 
-def pages_of(buckets: Iterator[tuple[Words, Words]]) -> Iterator[tuple[int, list[bytes]]]:
+def pages_of(buckets: Iterator[tuple[Words, Words]]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
     """(pairs, pages) in portions: all pages but the very last one are full."""
     rest_hi, rest_at = np.empty(0, np.uint64), np.empty(0, np.uint64)
     number = 1

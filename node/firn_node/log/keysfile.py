@@ -43,6 +43,7 @@ from numpy.typing import NDArray
 from firn.crc import crc32c
 from firn.errors import Corrupt
 from firn_node.disk import File
+from firn_node.kernels.keypages import fill_pages
 
 MAGIC = 0x59454B46
 VERSION = 1
@@ -80,16 +81,13 @@ class KeysHeader:
         return (raw + crc32c(raw).to_bytes(4, "little")).ljust(PAGE_BYTES, b"\0")
 
 
-def encode_pages(hi: Words, positions: Words, *, first_number: int = 1) -> list[bytes]:
-    """Pages after the header. ``hi`` and ``positions`` are one row a pair, sorted and without repeats."""
-    pages = []
-    for number, first in enumerate(range(0, len(hi), PAGE_PAIRS), first_number):
-        count = min(PAGE_PAIRS, len(hi) - first)
-        pairs = np.zeros((PAGE_PAIRS, 2), "<u8")
-        pairs[:count, 0] = hi[first : first + count]
-        pairs[:count, 1] = positions[first : first + count]
-        raw = pairs.tobytes() + _TAIL.pack(count, number, 0, 0)[:-4]
-        pages.append(raw + crc32c(raw).to_bytes(4, "little"))
+def encode_pages(hi: Words, positions: Words, *, first_number: int = 1) -> NDArray[np.uint8]:
+    """Pages after the header. ``hi`` and ``positions`` are one row a pair, sorted and without repeats.
+
+    *Shape*: one row a page, all of them full but the last one.
+    """
+    pages = np.empty((-(-len(hi) // PAGE_PAIRS), PAGE_BYTES), np.uint8)
+    fill_pages(hi, positions, first_number=first_number, pages=pages)
     return pages
 
 

@@ -44,6 +44,11 @@ class LogReader:
     def written_end(self) -> int:
         return self._view.end
 
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where each segment starts, oldest first."""
+        return self._view.starts
+
     def extents(self) -> list[tuple[int, int]]:
         """(start, end) of all segments, oldest first; the last one is active. No file is touched."""
         view = self._view
