@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 class MemorySettings:
     """Budgets in bytes; with the process itself (160 MiB with Numba) below 360 MiB in all."""
 
-    index_bytes: int = 32 << 20  # RocksDB's block cache and write buffers, key index blocks
+    # Two thirds: RocksDB's block cache and write buffers. One third: rows of batches that `get` touched.
+    index_bytes: int = 48 << 20
     active_keys_bytes: int = 48 << 20  # key indexes of active segments; past it the largest are sealed
     in_flight_bytes: int = 32 << 20  # produce requests received and not yet acknowledged
     reads_bytes: int = 16 << 20  # bulk reads being put together

@@ -1,12 +1,15 @@
 """Crashes, damage and failing disks: old or new state, never a mixture, never a resurrected record."""
 
 import errno
+import itertools
 import os
 
+import numpy as np
 import pytest
 
-from firn.errors import Corrupt
+from firn.errors import Corrupt, Invalid
 from firn_node import failpoints
+from firn_node.compaction.keyindex import KeyIndexWriter
 from support.compaction_kit import Partition, rows_of, run
 
 
@@ -277,3 +280,31 @@ def test_a_removed_log_leaves_no_folder(tmp_path):
     partition.compacted.remove()
     assert not os.path.exists(partition.folder)
     partition.compacted.remove()
+
+
+def test_a_seal_with_too_few_key_rows_is_refused_and_leaves_no_file(tmp_path):
+    partition = Partition(str(tmp_path))
+    partition.append([b"k%03d" % i for i in range(20)], [b"v"] * 20)
+    hi, word = partition.sorted_rows(0, 19)
+    with pytest.raises(Invalid):
+        partition.compacted.seal(0, 20, [(hi, word)], bytes=1, max_append_ms=0)
+    assert partition.compacted.manifest.dirty == ()
+    assert os.listdir(partition.folder) == []
+
+
+def test_a_key_index_is_the_same_in_whatever_portions_it_comes(tmp_path):
+    partition = Partition(str(tmp_path))
+    n = 10_000  # two blocks and a part of one
+    partition.append([b"k%05d" % i for i in range(n)], [None if i % 3 else b"v" for i in range(n)])
+    hi, word = partition.sorted_rows(0, n)
+    for cuts in ([0, n], [0, 1, 4096, 4097, n], [0, 4095, 4095, 8192, n], list(range(0, n + 1, 500))):
+        written = []
+        writer = KeyIndexWriter(written.append)
+        for start, end in itertools.pairwise(cuts):
+            writer.add(hi[start:end], word[start:end])
+        tables = writer.finish()
+        assert [len(block) for block in written] == [65_536, 65_536, 16 * (n - 8192)]
+        both = [np.frombuffer(block, np.uint64).reshape(2, -1) for block in written]
+        assert np.array_equal(np.concatenate(both, axis=1), np.stack((hi, word)))
+        assert (writer.rows, writer.tombstones) == (n, np.count_nonzero(word & np.uint64(1)))
+        assert tables[:24] == hi[::4096].tobytes()

@@ -8,6 +8,7 @@ import pytest
 from firn.batch import Flag
 from firn_node.compaction import Throttle
 from firn_node.compaction.decide import pool_rows
+from firn_node.compaction.keyindex import BlockCache
 from support.compaction_kit import MemoryLog, Now, Partition, file_batches, fingerprint_of, run
 
 
@@ -296,3 +297,12 @@ def test_the_throttle_bounds_bytes_per_second():
     throttle.bytes_per_second = 0
     throttle.take(1 << 40)
     assert clock.at <= 10.1
+
+
+def test_a_block_cache_with_a_lower_limit_forgets_what_was_used_longest_ago():
+    cache = BlockCache(100)
+    for name in ("a", "b", "c"):
+        cache.get((name,), lambda name=name: (name, 20))
+    cache.get(("a",), lambda: pytest.fail("it was there"))
+    cache.limit(40)
+    assert [cache.get((name,), lambda: ("anew", 1)) for name in ("a", "c", "b")] == ["a", "c", "anew"]

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from firn.errors import InvariantBroken
-from firn_node.kernels import ActiveIndex, lookup_newest, lookup_range, sort_key_index
+from firn_node.kernels import ActiveIndex, ascending, lookup_newest, lookup_range, sort_key_index
 
 Row = tuple[int, int, bool]
 MASK = (1 << 64) - 1
@@ -68,6 +68,13 @@ def apply(step: tuple, index: ActiveIndex, model: Model) -> None:
         del model.rows[offset - model.start :]
 
 
+def sorted_rows(index: ActiveIndex, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
+    """All rows of a range in key index order, as a seal writes them."""
+    parts = list(ascending(index.pieces(start, end)))
+    none = np.empty(0, np.uint64)
+    return np.concatenate([none, *(hi for hi, _ in parts)]), np.concatenate([none, *(w for _, w in parts)])
+
+
 def check(index: ActiveIndex, model: Model, below: int | None, cut: tuple[float, float]) -> None:
     assert (index.start, index.end) == (model.start, model.end)
     for hi, lo in [*FINGERPRINTS, (1, 1), (7, 1)]:
@@ -77,7 +84,7 @@ def check(index: ActiveIndex, model: Model, below: int | None, cut: tuple[float,
         expected = [(model.newest(h, l, below) or [-1])[0] for h, l in wanted]
         assert index.newest_many(hi, lo, below=below).tolist() == expected
     start, end = sorted(model.start + round(share * len(model.rows)) for share in cut)
-    found = index.sorted(start, end)
+    found = sorted_rows(index, start, end)
     assert list(zip(found[0].tolist(), found[1].tolist(), strict=True)) == model.sorted(start, end)
 
 
@@ -117,7 +124,7 @@ def test_appends_of_any_size_are_all_found(sizes: list[int]) -> None:
     assert index.newest_many(hi, lo).tolist() == list(range(77, 77 + n))
     assert (index.newest_many(hi ^ np.uint64(1), lo) == -1).all()
     word = lo.astype(np.uint64) << np.uint64(32) | np.arange(n, dtype=np.uint64) << np.uint64(1) | tombstone
-    expected, found = sort_key_index(hi, word), index.sorted(77, 77 + n)
+    expected, found = sort_key_index(hi, word), sorted_rows(index, 77, 77 + n)
     assert np.array_equal(found[0], expected[0])
     assert np.array_equal(found[1], expected[1])
 
@@ -199,12 +206,27 @@ def test_readers_in_another_thread_always_see_whole_appends() -> None:
     assert index.end == 21_000
 
 
+def test_rows_of_a_hot_key_leave_in_offset_order_however_they_are_cut() -> None:
+    index = ActiveIndex(0)
+    n = 50_000
+    hot = np.full(n, 7, np.uint64)
+    hot[::10] = np.arange(n // 10) * 3
+    for _ in range(3):
+        index.append(hot, np.zeros(n, np.uint32), np.zeros(n, np.bool_))
+    parts = list(ascending(index.pieces(0, 3 * n)))
+    assert len(parts) > 1
+    hi, word = np.concatenate([h for h, _ in parts]), np.concatenate([w for _, w in parts])
+    expected = sort_key_index(np.tile(hot, 3), np.arange(3 * n, dtype=np.uint64) << np.uint64(1))
+    assert np.array_equal(hi, expected[0])
+    assert np.array_equal(word, expected[1])
+
+
 @pytest.mark.parametrize("wanted", [(9, 12), (10, 16), (13, 12)])
 def test_a_range_that_is_not_held_is_refused(wanted: tuple[int, int]) -> None:
     index = ActiveIndex(10)
     index.append(*columns([(1, 1, False)] * 5))
     with pytest.raises(InvariantBroken):
-        index.sorted(*wanted)
+        index.pieces(*wanted)
 
 
 @given(st.lists(st.tuples(st.sampled_from(FINGERPRINTS), st.booleans()), max_size=200), st.integers(0, 300))

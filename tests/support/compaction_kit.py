@@ -15,6 +15,7 @@ from firn_node.compaction.answers import Answers, Wanted, joined
 from firn_node.disk import Disk, RealDisk
 from firn_node.engine.api import PartitionCompaction
 from firn_node.filecache import FileCache
+from firn_node.kernels.active import KeyRows
 from firn_node.kernels.hashing import fingerprint, secret_of
 from firn_node.kernels.sorting import sort_key_index
 
@@ -145,7 +146,7 @@ class Partition:
             return
         hi, word = self.sorted_rows(self.sealed, self.end)
         size = sum(e.size for e in self.entries(self.sealed, self.end))
-        self.compacted.seal(self.sealed, self.end, hi, word, bytes=size, max_append_ms=self.now.ms)
+        self.compacted.seal(self.sealed, self.end, [(hi, word)], bytes=size, max_append_ms=self.now.ms)
         self.sealed = self.end
 
     def entries(self, start: int, end: int) -> Iterator[Entry]:
@@ -157,7 +158,7 @@ class Partition:
     ) -> Job:  # fmt: skip
         upto = self.end if upto is None else max(upto, self.compacted.manifest.horizon)
         start = max(self.sealed, self.compacted.manifest.horizon)
-        active = (*self.sorted_rows(start, upto), start) if upto > start else None
+        active = [KeyRows(start, upto, *self.sorted_rows(start, upto))] if upto > start else []
         return Job(
             log=self.compacted, upto=upto, active=active, entries=self.entries, delete_retention_ms=retention,
             segment_bytes=segment_bytes, memory_bytes=memory, force=force, result=PartitionCompaction(self.number),

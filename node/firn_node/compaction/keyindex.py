@@ -91,6 +91,12 @@ class BlockCache:
         self._found: OrderedDict[tuple[object, ...], tuple[Any, int]] = OrderedDict()
         self._lock = Lock()
 
+    def limit(self, bytes_max: int) -> None:
+        """Hold at most so many bytes from now on."""
+        with self._lock:
+            self._bytes_max = bytes_max
+            self._shrink()
+
     def get(self, key: tuple[object, ...], load: Callable[[], tuple[Any, int]]) -> Any:
         """The value under ``key``; ``load`` gives it and its bytes. What is larger than a quarter is not kept."""
         with self._lock:
@@ -104,9 +110,12 @@ class BlockCache:
                 if key not in self._found:
                     self._found[key] = (value, size)
                     self._bytes += size
-                while self._bytes > self._bytes_max:
-                    self._bytes -= self._found.popitem(last=False)[1][1]
+                    self._shrink()
         return value
+
+    def _shrink(self) -> None:
+        while self._bytes > self._bytes_max:
+            self._bytes -= self._found.popitem(last=False)[1][1]
 
 
 class FileKeyIndex:
@@ -243,35 +252,43 @@ class KeyIndexWriter:
         self._fences: list[int] = []
         self._crcs: list[int] = []
         self.rows = 0
-        self.tombstones = 0
+        self.tombstones = 0  # of what was written
 
     def add(self, hi: U64, word: U64) -> None:
         """*Shape*: not below what was added before. The arrays are copied or written before return."""
-        if not len(hi):
-            return
         self.rows += len(hi)
-        self.tombstones += int(np.count_nonzero(word & np.uint64(1)))
-        if self._pending + len(hi) < BLOCK_ROWS:
+        at = 0
+        if self._pending:
+            at = min(BLOCK_ROWS - self._pending, len(hi))
+            self._hold(hi[:at], word[:at])
+            if self._pending < BLOCK_ROWS:
+                return
+            self._write_held()
+        while at + BLOCK_ROWS <= len(hi):
+            self._block(hi[at : at + BLOCK_ROWS], word[at : at + BLOCK_ROWS])
+            at += BLOCK_ROWS
+        self._hold(hi[at:], word[at:])
+
+    def _hold(self, hi: U64, word: U64) -> None:
+        if len(hi):
             self._hi.append(hi.copy())
             self._word.append(word.copy())
             self._pending += len(hi)
-            return
-        his, words = np.concatenate([*self._hi, hi]), np.concatenate([*self._word, word])
-        whole = len(his) // BLOCK_ROWS * BLOCK_ROWS
-        for at in range(0, whole, BLOCK_ROWS):
-            self._block(his[at : at + BLOCK_ROWS], words[at : at + BLOCK_ROWS])
-        self._hi, self._word, self._pending = [his[whole:].copy()], [words[whole:].copy()], len(his) - whole
+
+    def _write_held(self) -> None:
+        self._block(np.concatenate(self._hi), np.concatenate(self._word))
+        self._hi, self._word, self._pending = [], [], 0
 
     def finish(self) -> bytes:
         """The last block is written; the bytes of fences and block CRCs come back."""
         if self._pending:
-            self._block(np.concatenate(self._hi), np.concatenate(self._word))
-            self._hi, self._word, self._pending = [], [], 0
+            self._write_held()
         crcs = np.array(self._crcs, "<u4").tobytes()
         return np.array(self._fences, "<u8").tobytes() + crcs + bytes(-len(crcs) % 8)
 
     def _block(self, hi: U64, word: U64) -> None:
         data = hi.tobytes() + word.tobytes()
+        self.tombstones += int(np.count_nonzero(word & np.uint64(1)))
         self._fences.append(int(hi[0]))
         self._crcs.append(crc32c(data))
         self._write(data)

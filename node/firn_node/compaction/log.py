@@ -13,7 +13,7 @@ the dispatcher: the swap lock orders them).
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from threading import RLock
 from typing import TypeVar
@@ -40,7 +40,8 @@ from firn_node.kernels.sorting import sort_key_index
 U64 = NDArray[np.uint64]
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-BLOCK_CACHE = BlockCache(16 << 20)  # what is kept of the batches that `get` has touched, of all logs together
+# What is kept of the batches that `get` has touched, of all logs together; the broker's settings say how much.
+BLOCK_CACHE = BlockCache(16 << 20)
 
 # The batches of the dirty offsets [start, end), in order: how a damaged sealed key index is made anew.
 DirtySource = Callable[[int, int], Iterator[Buffer]]
@@ -158,20 +159,26 @@ class CompactedLog:
 
     # Writing.
 
-    def seal(self, start: int, end: int, hi: U64, word: U64, *, bytes: int, max_append_ms: int) -> None:
+    def seal(
+        self, start: int, end: int, rows: Iterable[tuple[U64, U64]], *, bytes: int, max_append_ms: int
+    ) -> None:
         """Name the key index of the dirty offsets ``[start, end)``; row = offset - start, all rows there.
 
+        *Shape*: ``rows`` is (hi, word) in portions of any size, in key index order.
         *Effects*: durable on return. 1. write the file, 2. sync it, 3. swap the manifest.
         *Errors*: Invalid when the rows do not fit the range or the range what is sealed already.
         """
-        if len(hi) != end - start or len(word) != len(hi) or end - start > manifests.ROWS_MAX:
-            raise Invalid(f"seal of [{start}, {end}): {len(hi)} key rows")
+        if end - start > manifests.ROWS_MAX:
+            raise Invalid(f"seal of [{start}, {end}): at most {manifests.ROWS_MAX} key rows")
         self.disk.make_folder(self.folder)
         name = self.new_name("dirty")
         writer = self._key_file(name)
         try:
-            writer.add_keys(hi, word)
-            writer.finish(start=start, end=end)
+            for hi, word in rows:
+                writer.add_keys(hi, word)
+            found = writer.finish(start=start, end=end).rows
+            if found != end - start:
+                raise Invalid(f"seal of [{start}, {end}): {found} key rows")
             failpoints.step("seal.written")
             with self._lock:
                 m = self.manifest

@@ -185,10 +185,6 @@ class SegmentWriter:
         return len(self._entries)
 
     @property
-    def tombstones(self) -> int:
-        return self._keys.tombstones if self._keys else 0
-
-    @property
     def file_bytes(self) -> int:
         return self._file.size
 

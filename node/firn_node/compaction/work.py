@@ -12,7 +12,7 @@ A crash before the rename leaves files that nothing names: deleted at the next o
 removes the new files and leaves the old state.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -36,10 +36,10 @@ from firn_node.compaction.segment import SPILL_BYTES, SegmentWriter
 from firn_node.compaction.throttle import Throttle
 from firn_node.compaction.write import COPY_BYTES, Output, ranks_of, write_keys
 from firn_node.engine.api import PartitionCompaction
+from firn_node.kernels.active import KeyRows
 from firn_node.kernels.compact import count_bits, readonly
 from firn_node.kernels.smallrun import AT, STATE_COLUMNS, take_small
 
-U64 = NDArray[np.uint64]
 CHUNK_ROWS = 1 << 19
 
 
@@ -62,7 +62,7 @@ class Job:
 
     log: CompactedLog
     upto: int  # dirty offsets [horizon, upto) are covered
-    active: tuple[U64, U64, int] | None  # sorted (hi, word, base) of the unsealed rows below upto
+    active: Sequence[KeyRows]  # of the unsealed rows below upto, without a gap
     entries: Callable[[int, int], Iterator[Entry]]  # (start, end) offsets -> index entries
     delete_retention_ms: int
     segment_bytes: int
@@ -185,9 +185,7 @@ class Work:
             for d in self.manifest.dirty
             if d.start < job.upto
         ]
-        if job.active is not None:
-            hi, word, base = job.active
-            indexes.append((base, max(base, job.upto), lambda: ArrayKeyIndex(hi, word)))
+        indexes += [(rows.base, rows.end, partial(ArrayKeyIndex, rows.hi, rows.word)) for rows in job.active]
         for start, end, open_index in indexes:
             if end <= at:
                 continue

@@ -33,6 +33,7 @@ from firn.types import TOPICS_TOPIC
 from firn.wire import items
 from firn_node.clock import Clock, LogClock, Randomness, RealClock, RealRandomness
 from firn_node.compaction.answers import ANSWER_BYTES_MAX, I64, Answers, Wanted, joined
+from firn_node.compaction.log import BLOCK_CACHE
 from firn_node.disk import Disk, RealDisk
 from firn_node.engine import messages, status
 from firn_node.engine.api import (
@@ -133,7 +134,10 @@ class Broker:
         self._closing.callback(cache.close)
         disk.make_folder(f"{data}/log")
         disk.make_folder(f"{data}/{_COMPACTED}")
-        index = open_index(settings.index, f"{data}/index", disk, memory_bytes=settings.memory.index_bytes)
+        touched_bytes = settings.memory.index_bytes // 3
+        BLOCK_CACHE.limit(touched_bytes)
+        rocks_bytes = settings.memory.index_bytes - touched_bytes
+        index = open_index(settings.index, f"{data}/index", disk, memory_bytes=rocks_bytes)
         self._closing.callback(index.close)
         log = CommitLog.open(
             disk,

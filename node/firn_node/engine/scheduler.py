@@ -11,9 +11,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from firn.batch import parse_header
 from firn.errors import FirnError
 from firn_node.compaction import Job, Throttle, compact
@@ -24,10 +21,9 @@ from firn_node.engine.flusher import Flusher
 from firn_node.engine.partition import Partition
 from firn_node.engine.partitions import Partitions, note_clean, note_oldest
 from firn_node.index import Entry
-from firn_node.kernels import ActiveIndex, sort_key_index
+from firn_node.kernels import ActiveIndex, KeyRows
 from firn_node.memory import trim
 
-U64 = NDArray[np.uint64]
 _log = logging.getLogger(__name__)
 _SWEEP_PARTITIONS_MAX = 256
 _BACKOFF_MS = 2_000
@@ -286,10 +282,7 @@ class Scheduler:
         upto = self._old_enough(partition, end, spec.min_lag_ms)
         work.upto = max(upto, partition.horizon)
         work.result.records_kept_by_min_lag = max(end - work.upto, 0) if spec.min_lag_ms else 0
-        active = None
-        if work.upto > work.start:
-            hi, word = self._unsealed_rows(work)
-            active = (hi, word, work.start)
+        active = self._unsealed_rows(work) if work.upto > work.start else []
         work.dirty_left = sum(e.size for e in self.partitions.entries(partition, work.upto, work.end))
         return Job(
             log=partition.log,
@@ -303,28 +296,23 @@ class Scheduler:
             result=work.result,
         )
 
-    def _unsealed_rows(self, work: _Work) -> tuple[U64, U64]:
-        """The key rows of [start, upto), counted from ``start``, in key index order.
+    def _unsealed_rows(self, work: _Work) -> list[KeyRows]:
+        """The key rows of [start, upto).
 
         From memory, where an active index and those being sealed cover the range without a gap; else from the
         commit log, into an index of this compaction's own: the partition's belongs to the event loop.
         """
         start, upto = work.start, work.upto
-        his: list[U64] = []
-        words: list[U64] = []
+        found: list[KeyRows] = []
         at = start
         for index in work.unsealed:
             first, last = max(index.start, at), min(index.end, upto)
             if first == at and at < last:
-                hi, word = index.sorted(at, last)
-                his.append(hi)
-                words.append(word + np.uint64((at - start) << 1))
+                found += index.pieces(at, last)
                 at = last
         if at < upto:
-            return self.partitions.load(work.partition, start, upto).sorted(start, upto)
-        if len(his) == 1:
-            return his[0], words[0]
-        return sort_key_index(np.concatenate(his), np.concatenate(words))
+            return self.partitions.load(work.partition, start, upto).pieces(start, upto)
+        return found
 
     def _old_enough(self, partition: Partition, end: int, min_lag_ms: int) -> int:
         """The end of the offsets whose batches were appended at least ``min_lag_ms`` ago: append times ascend."""

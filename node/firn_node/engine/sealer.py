@@ -17,7 +17,7 @@ from firn_node.engine.core import Core
 from firn_node.engine.flusher import Flusher
 from firn_node.engine.partition import Partition
 from firn_node.engine.partitions import Partitions
-from firn_node.kernels import ActiveIndex
+from firn_node.kernels import ActiveIndex, ascending
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 5.0
@@ -107,5 +107,5 @@ class Sealer:
         start = max(active.start, partition.unsealed_start)
         if start >= active.end:
             return  # a compaction has covered it meanwhile
-        hi, word = active.sorted(start, active.end)
-        partition.log.seal(start, active.end, hi, word, bytes=size, max_append_ms=self._core.clock.now_ms())
+        rows = ascending(active.pieces(start, active.end))
+        partition.log.seal(start, active.end, rows, bytes=size, max_append_ms=self._core.clock.now_ms())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import firn_node.kernels.cpu  # noqa: F401 - names the CPU before anything imports Numba
 
 if TYPE_CHECKING:
-    from firn_node.kernels.active import ActiveIndex
+    from firn_node.kernels.active import ActiveIndex, KeyRows, ascending
     from firn_node.kernels.group import Group, fault_error, inspect_group, stamp_group
     from firn_node.kernels.hashing import fingerprint, secret_of
     from firn_node.kernels.lookup import lookup_newest, lookup_range
@@ -20,6 +20,8 @@ __all__ = [
     "ActiveIndex",
     "Fault",
     "Group",
+    "KeyRows",
+    "ascending",
     "fault_error",
     "fingerprint",
     "inspect_group",
@@ -34,6 +36,8 @@ _HOMES = {
     "ActiveIndex": "active",
     "Fault": "walking",
     "Group": "group",
+    "KeyRows": "active",
+    "ascending": "active",
     "fault_error": "group",
     "fingerprint": "hashing",
     "inspect_group": "group",

@@ -21,8 +21,9 @@ An index without rows holds no block: a broker has one of these for each partiti
 of newest rows was considered: it is ten times as big, and compare-and-set also asks for older rows.
 """
 
+import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -41,6 +42,7 @@ BULK_ROWS_MAX = (
 )  # of one that the next lookup sorts: 2 MiB, which the second cache holds while sorting
 RUNS_MAX = 16  # until then no run longer than BULK_ROWS_MAX is made
 RUN_ROWS_MAX = 1 << 31
+PORTION_ROWS = 1 << 15
 # From so many lookups at once on, sorting the tail is cheaper than scanning it for each.
 _SCANS_MAX = 8
 
@@ -51,6 +53,15 @@ class _Run(NamedTuple):
     base: int
     end: int
     rows: U64
+
+
+class KeyRows(NamedTuple):
+    """Key index columns of the offsets ``[base, end)``, sorted; the rows in ``word`` count from ``base``."""
+
+    base: int
+    end: int
+    hi: U64
+    word: U64
 
 
 class _State(NamedTuple):
@@ -147,10 +158,10 @@ class ActiveIndex:
             runs.newest_many_in_run(run.rows, hi, lo, _limit(state, below, run), run.base, found)
         return found
 
-    def sorted(self, start: int, end: int) -> tuple[U64, U64]:
-        """(hi, word) of the offsets in ``[start, end)`` that are held, in key index order.
+    def pieces(self, start: int, end: int) -> "list[KeyRows]":
+        """The rows of the offsets in ``[start, end)``, as sorted pieces that follow one another.
 
-        *Shape*: new columns; the rows in ``word`` count from ``start``.
+        *Shape*: blocks of the index itself where they lie within the range: not to be written to.
         *Errors*: InvariantBroken when the range is not within ``[self.start, self.end)`` or passes 2^31 rows.
         """
         state = self._state
@@ -161,12 +172,7 @@ class ActiveIndex:
             used = state.end - state.tail_base
             parts.append(_Run(state.tail_base, state.end, _sorted(state.tail, used)))
         cuts = [_cut(run, max(start, run.base), min(end, run.end)) for run in parts]
-        while len(cuts) > 1:
-            # The two neighbours with the fewest rows: long runs are moved as seldom as possible.
-            at = min(range(len(cuts) - 1), key=lambda i: cuts[i + 1].end - cuts[i].base)
-            cuts[at : at + 2] = [_merged(cuts[at], cuts[at + 1])]
-        rows = cuts[0].rows if cuts else _NO_ROWS
-        return np.array(rows[0]), np.array(rows[1])
+        return [KeyRows(run.base, run.end, run.rows[0], run.rows[1]) for run in cuts]
 
     def drop_before(self, offset: int) -> None:
         """Forget what is below ``offset`` (clamped to ``end``)."""
@@ -183,6 +189,35 @@ class ActiveIndex:
             offset = max(offset, state.start)
             if offset < state.end:
                 self._state = _between(state, state.start, offset)
+
+
+def ascending(pieces: Sequence[KeyRows]) -> Iterator[tuple[U64, U64]]:
+    """(hi, word) of neighbouring pieces in key index order, in portions; rows count from the first one's base.
+
+    About ``PORTION_ROWS`` at a time, so that merging takes no second copy of all of them.
+    """
+    if not pieces:
+        return
+    longest = max(pieces, key=lambda piece: len(piece.hi))
+    fences = longest.hi[PORTION_ROWS::PORTION_ROWS]
+    ends = [[0, *np.searchsorted(piece.hi, fences).tolist(), len(piece.hi)] for piece in pieces]
+    for portion in range(len(fences) + 1):
+        parts = []
+        for piece, end in zip(pieces, ends, strict=True):
+            rows = slice(end[portion], end[portion + 1])
+            parts.append(_Run(piece.base, piece.end, np.stack((piece.hi[rows], piece.word[rows]))))
+        whole = _joined(parts)
+        yield whole[0], whole[1]
+
+
+def _joined(parts: list[_Run]) -> U64:
+    """The rows of neighbouring runs in key index order."""
+    while len(parts) > 1:
+        # The two neighbours with the fewest rows: long runs are moved as seldom as possible.
+        sizes = [run.rows.shape[1] + after.rows.shape[1] for run, after in itertools.pairwise(parts)]
+        at = sizes.index(min(sizes))
+        parts[at : at + 2] = [_merged(parts[at], parts[at + 1])]
+    return parts[0].rows
 
 
 def _limit(state: _State, below: int | None, run: _Run | None = None) -> int:

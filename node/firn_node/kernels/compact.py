@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from firn_node.kernels.jit import kernel
+from firn_node.kernels.inline import load_u64
+from firn_node.kernels.jit import helper, kernel
+from firn_node.kernels.merging import merge_rows
 
 _U64R = "Array(uint64, 1, 'C', readonly=True)"
 _U8R = "Array(uint8, 1, 'C', readonly=True)"
@@ -122,16 +124,13 @@ def merge_level(
                     held[bit >> 3] |= np.uint8(1 << (bit & 7))
                 a += 1
                 continue
-            if ha < hb or (ha == hb and la < lb):
-                out_hi[n] = ha
-                out_word[n] = word[a]
-                out_source[n] = source[a]
-                a += 1
-            else:
-                out_hi[n] = hb
-                out_word[n] = word[b]
-                out_source[n] = source[b]
-                b += 1
+            is_a = (ha < hb) | ((ha == hb) & (la < lb))  # a number, not a branch: see merging
+            out_hi[n] = ha if is_a else hb
+            out_word[n] = word[a] if is_a else word[b]
+            out_source[n] = source[a] if is_a else source[b]
+            step = np.int64(is_a)
+            a += step
+            b += 1 - step
             n += 1
         while a < a_end:
             out_hi[n] = hi[a]
@@ -226,17 +225,34 @@ def mark_found(
 RANK_BITS = 512
 
 
+@helper
+def _ones(bits: Any, start: Any, end: Any) -> Any:
+    """The number of bits set in the bytes ``[start, end)``."""
+    total = np.int64(0)
+    at = start
+    while at + 8 <= end:
+        v = load_u64(bits, at)
+        v = v - ((v >> np.uint64(1)) & np.uint64(0x5555555555555555))
+        v = (v & np.uint64(0x3333333333333333)) + ((v >> np.uint64(2)) & np.uint64(0x3333333333333333))
+        v = (v + (v >> np.uint64(4))) & np.uint64(0x0F0F0F0F0F0F0F0F)
+        total += np.int64((v * np.uint64(0x0101010101010101)) >> np.uint64(56))
+        at += 8
+    while at < end:
+        v8 = bits[at]
+        v8 = v8 - ((v8 >> 1) & 0x55)
+        v8 = (v8 & 0x33) + ((v8 >> 2) & 0x33)
+        total += (v8 + (v8 >> 4)) & 0x0F
+        at += 1
+    return total
+
+
 @kernel(f"void({_U8R}, int64[::1])")
 def rank_blocks(bits: Array, out: Array) -> None:
     """``out[b]`` is the number of bits set before bit ``512 * b``; ``bits`` is whole 64-byte blocks."""
     total = np.int64(0)
     for b in range(len(out)):
         out[b] = total
-        for i in range(b * 64, min(b * 64 + 64, len(bits))):
-            v = bits[i]
-            v = v - ((v >> 1) & 0x55)
-            v = (v & 0x33) + ((v >> 2) & 0x33)
-            total += (v + (v >> 4)) & 0x0F
+        total += _ones(bits, b * 64, min(b * 64 + 64, len(bits)))
 
 
 @kernel(f"int64({_U8R}, int64, int64)")
@@ -246,11 +262,8 @@ def count_bits(bits: Array, start: int, end: int) -> int:
     at = start
     while at < end:
         if at & 7 == 0 and at + 8 <= end:
-            v = bits[at >> 3]
-            v = v - ((v >> 1) & 0x55)
-            v = (v & 0x33) + ((v >> 2) & 0x33)
-            total += (v + (v >> 4)) & 0x0F
-            at += 8
+            total += _ones(bits, at >> 3, end >> 3)
+            at = end & ~7
         else:
             total += (bits[at >> 3] >> (at & 7)) & 1
             at += 1
@@ -299,12 +312,7 @@ def renumber_block(
         bit = base + row
         if not (kept[bit >> 3] >> (bit & 7)) & 1:
             continue
-        rank = ranks[bit // 512]
-        for k in range((bit // 512) * 64, bit >> 3):
-            v = kept[k]
-            v = v - ((v >> 1) & 0x55)
-            v = (v & 0x33) + ((v >> 2) & 0x33)
-            rank += (v + (v >> 4)) & 0x0F
+        rank = ranks[bit // RANK_BITS] + _ones(kept, bit // RANK_BITS * (RANK_BITS // 8), bit >> 3)
         v = kept[bit >> 3] & np.uint8((1 << (bit & 7)) - 1)
         v = v - ((v >> 1) & 0x55)
         v = (v & 0x33) + ((v >> 2) & 0x33)
@@ -346,28 +354,17 @@ def split_by_file(
 @kernel("void(uint64[::1], uint64[::1], int64, int64, int64, uint64[::1], uint64[::1])")
 def merge_two(hi: Array, word: Array, a: int, middle: int, end: int, out_hi: Array, out_word: Array) -> None:
     """Merge the sorted runs ``[a, middle)`` and ``[middle, end)`` into the same places of the out columns."""
-    n = a
-    b = middle
-    while a < middle and b < end:
-        if hi[a] < hi[b] or (hi[a] == hi[b] and word[a] <= word[b]):
-            out_hi[n] = hi[a]
-            out_word[n] = word[a]
-            a += 1
-        else:
-            out_hi[n] = hi[b]
-            out_word[n] = word[b]
-            b += 1
-        n += 1
-    while a < middle:
-        out_hi[n] = hi[a]
-        out_word[n] = word[a]
-        a += 1
-        n += 1
-    while b < end:
-        out_hi[n] = hi[b]
-        out_word[n] = word[b]
-        b += 1
-        n += 1
+    none = np.uint64(0)
+    merge_rows(
+        hi[a:middle],
+        word[a:middle],
+        none,
+        hi[middle:end],
+        word[middle:end],
+        none,
+        out_hi[a:end],
+        out_word[a:end],
+    )
 
 
 @kernel(f"int64({_U8R}, {_I64R}, {_I64R}, uint8[::1])")

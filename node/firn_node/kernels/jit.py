@@ -118,10 +118,6 @@ class Kernel:
         compiled = self._compiled
         return (compiled if compiled is not None else self.load())(*args)
 
-    @property
-    def py_func(self) -> Callable[..., Any]:
-        return self._function
-
     def load(self) -> Any:
         """The compiled function, from the cache or compiled now."""
         with self._lock:

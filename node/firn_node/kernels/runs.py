@@ -9,7 +9,7 @@ import numpy as np
 
 from firn_node.kernels.jit import kernel
 from firn_node.kernels.lookup import newest_row
-from firn_node.kernels.sorting import is_after
+from firn_node.kernels.merging import merge_rows
 
 _RUN = "Array(uint64, 2, 'C', readonly=True)"
 _KEYS = "Array(uint64, 1, 'C', readonly=True)"
@@ -57,16 +57,8 @@ def newest_many_in_run(run: Any, hi: Any, lo: Any, limit: Any, base: Any, found:
 def merged(a: Any, shift_a: Any, b: Any, shift_b: Any) -> Any:
     """One run of two; their rows move up by the shifts."""
     add_a, add_b = np.uint64(shift_a) << np.uint64(1), np.uint64(shift_b) << np.uint64(1)
-    rows_a, rows_b = a.shape[1], b.shape[1]
-    out = np.empty((2, rows_a + rows_b), np.uint64)
-    i, j = 0, 0
-    for at in range(rows_a + rows_b):
-        if i < rows_a and (j >= rows_b or not is_after(a[0, i], a[1, i] + add_a, b[0, j], b[1, j] + add_b)):
-            out[0, at], out[1, at] = a[0, i], a[1, i] + add_a
-            i += 1
-        else:
-            out[0, at], out[1, at] = b[0, j], b[1, j] + add_b
-            j += 1
+    out = np.empty((2, a.shape[1] + b.shape[1]), np.uint64)
+    merge_rows(a[0], a[1], add_a, b[0], b[1], add_b, out[0], out[1])
     return out
 
 

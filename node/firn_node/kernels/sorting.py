@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firn_node.kernels.jit import helper, kernel
+from firn_node.kernels.merging import merge_rows
 
 _INSERTION_ROWS_MAX = 64
 _PASS_BITS_MAX = 11
@@ -37,14 +38,11 @@ def _insertion_sort(hi: Any, word: Any, start: Any, end: Any) -> Any:
 @helper
 def _merge_runs(hi: Any, word: Any, to_hi: Any, to_word: Any, start: Any, middle: Any, end: Any) -> Any:
     """Merge the sorted ``[start, middle)`` and ``[middle, end)`` into the same range of ``to``."""
-    a, b = start, middle
-    for at in range(start, end):
-        if a < middle and (b >= end or not is_after(hi[a], word[a], hi[b], word[b])):
-            to_hi[at], to_word[at] = hi[a], word[a]
-            a += 1
-        else:
-            to_hi[at], to_word[at] = hi[b], word[b]
-            b += 1
+    none = np.uint64(0)
+    merge_rows(
+        hi[start:middle], word[start:middle], none, hi[middle:end], word[middle:end], none,
+        to_hi[start:end], to_word[start:end],
+    )  # fmt: skip
 
 
 @helper
