@@ -7,7 +7,7 @@ Invariants: the rows of a partition keep the order in which they were sent; ever
 exactly one batch; a chunk is complete when each row has an offset or an error.
 """
 
-from asyncio import AbstractEventLoop, Future, shield
+from asyncio import AbstractEventLoop, Future
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from firn import limits
 from firn.batch import Codec, Codecs, Columns, encode_headers, encode_queues, encode_tags
+from firn.client.small import Part, parted
 from firn.errors import FirnError, Invalid, LimitExceeded, UnknownPartition
 from firn.partitioner import partitions_of
 
@@ -39,8 +40,8 @@ class Chunk:
     """
 
     __slots__ = (
-        "_changed", "bytes", "errors", "failure", "fields", "first", "left", "lengths", "loop", "offsets", "partitions",
-        "records",
+        "_waiting", "bytes", "errors", "failure", "fields", "first", "is_small", "left", "lengths", "loop", "offsets",
+        "partitions", "records",
     )  # fmt: skip
 
     def __init__(self, loop: AbstractEventLoop, first: int) -> None:
@@ -55,7 +56,8 @@ class Chunk:
         self.errors: dict[int, FirnError] = {}
         self.failure: FirnError | None = None  # the first of ``errors``
         self.left = -1  # rows without an outcome; -1: not cut yet
-        self._changed: Future[None] | None = None
+        self.is_small = False  # few plain records: see ``small``
+        self._waiting: list[Future[None]] = []  # for any outcome, each of them somebody's own
 
     def fill(self, fields: Fields, lengths: Lengths | None = None) -> None:
         """The chunk's records, once and for all; with their ``plain_lengths`` where those are known."""
@@ -63,6 +65,13 @@ class Chunk:
         self.records = len(fields[0])
         self.lengths = lengths = lengths or plain_lengths(fields)
         self.bytes = bytes_of(fields) if lengths is None else int(_row_bytes(lengths).sum())
+
+    def fill_small(self, fields: Fields, size: int) -> None:
+        """The chunk's records, once and for all, when ``small.small_bytes`` has cleared them: it gave ``size``."""
+        self.fields = fields
+        self.records = len(fields[0])
+        self.bytes = size + ROW_BYTES * self.records
+        self.is_small = True
 
     def opened(self) -> Fields:
         """The records, which the chunk lets go: from now on it holds their outcomes."""
@@ -76,7 +85,7 @@ class Chunk:
     def is_complete(self) -> bool:
         return self.left == 0
 
-    def acknowledge(self, rows: NDArray[np.int64], base_offset: int) -> None:
+    def acknowledge(self, rows: NDArray[np.int64] | Sequence[int], base_offset: int) -> None:
         self.offsets[rows] = np.arange(base_offset, base_offset + len(rows))
         self._settled(len(rows))
 
@@ -89,9 +98,11 @@ class Chunk:
 
     def _settled(self, count: int) -> None:
         self.left -= count
-        if self._changed is not None and not self._changed.done():
-            self._changed.set_result(None)
-        self._changed = None
+        if self._waiting:
+            waiting, self._waiting = self._waiting, []
+            for future in waiting:
+                if not future.done():
+                    future.set_result(None)
 
     async def wait(self, row: int) -> tuple[int, int]:
         """Partition and offset of a row, once it is acknowledged. Errors: what the row failed with."""
@@ -109,11 +120,11 @@ class Chunk:
             raise self.failure
         return self.partitions, self.offsets
 
-    async def _change(self) -> None:
-        """Returns after the next outcome. One future serves all that wait, so none of them may cancel it."""
-        if self._changed is None:
-            self._changed = self.loop.create_future()
-        await shield(self._changed)
+    def _change(self) -> "Future[None]":
+        """Done after the next outcome."""
+        found: Future[None] = self.loop.create_future()
+        self._waiting.append(found)
+        return found
 
 
 class Sent(tuple[Chunk, int]):
@@ -227,6 +238,15 @@ def cut(chunk: Chunk, partitions: int, *, batch_bytes: int, now_ms: int) -> list
                 placed[at] = partition
     chunk.partitions[numbers] = placed
     return _part(lists, placed, numbers, partitions, batch_bytes)
+
+
+def cut_small(chunk: Chunk, partitions: int) -> list[Part]:
+    """As ``cut``, for a chunk that is small: one batch a partition. *Effects*: the same."""
+    keys, values = chunk.opened()[:2]
+    parts = parted(keys, values, partitions)
+    for partition, rows, _, _ in parts:
+        chunk.partitions[rows] = partition
+    return parts
 
 
 @dataclass(slots=True)

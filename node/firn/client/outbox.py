@@ -32,8 +32,9 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from firn.batch import Codecs, Columns, Identity, encode
+from firn.batch import Codecs, Identity, encode
 from firn.client.chunks import Chunk, Cut
+from firn.client.small import Part, encode_small
 from firn.errors import FirnError, SequenceGap, Timeout
 from firn.limits import UNACKNOWLEDGED_BATCHES_MAX
 
@@ -49,7 +50,7 @@ class OutBatch:
     sequence: int
     data: bytes
     chunk: Chunk
-    rows: NDArray[np.int64]
+    rows: NDArray[np.int64] | list[int]
     deadline: float
     is_under_way: bool = False
     is_settled: bool = False
@@ -81,27 +82,38 @@ class Outbox:
         self._turn: deque[int] = deque()  # partitions with unsettled batches, each once
         self.unsettled = 0
         self.bytes_under_way = 0
+        self._unsettled_under_way = 0
 
     def add(self, cut: Cut, chunk: Chunk, deadline: float) -> OutBatch:
         """Take a batch: it gets its sequence, and its bytes for good."""
         lane = self._lanes.get(cut.partition)
         if lane is None:
             lane = self._lanes[cut.partition] = _Lane()
-        data = self._encode(cut.columns, cut.partition, lane)
-        batch = OutBatch(cut.partition, lane.next_sequence, data, chunk, cut.rows, deadline)
-        lane.next_sequence += 1
-        if not lane.batches:
-            self._turn.append(cut.partition)
-        lane.batches.append(batch)
-        self.unsettled += 1
-        return batch
+        data = encode(cut.columns, self._identity(cut.partition, lane), self._codecs)
+        return self._add(lane, OutBatch(cut.partition, lane.next_sequence, data, chunk, cut.rows, deadline))
 
-    def _encode(self, columns: Columns, partition: int, lane: _Lane) -> bytes:
-        identity = Identity(
+    def add_small(self, part: Part, chunk: Chunk, deadline: float, now_ms: int) -> OutBatch:
+        """As ``add``, of few plain records."""
+        partition, rows, keys, values = part
+        lane = self._lanes.get(partition)
+        if lane is None:
+            lane = self._lanes[partition] = _Lane()
+        data = encode_small(keys, values, now_ms, self._identity(partition, lane))
+        return self._add(lane, OutBatch(partition, lane.next_sequence, data, chunk, rows, deadline))
+
+    def _identity(self, partition: int, lane: _Lane) -> Identity:
+        return Identity(
             topic_id=self._topic_id, partition=partition, producer_id=self.producer_id,
             producer_epoch=lane.epoch, sequence=lane.next_sequence,
         )  # fmt: skip
-        return encode(columns, identity, self._codecs)
+
+    def _add(self, lane: _Lane, batch: OutBatch) -> OutBatch:
+        lane.next_sequence += 1
+        if not lane.batches:
+            self._turn.append(batch.partition)
+        lane.batches.append(batch)
+        self.unsettled += 1
+        return batch
 
     def take(self, now: float, *, bytes_max: int, under_way_max: int) -> list[OutBatch]:
         """The batches to send now in one request; at least one where any may go, else none.
@@ -131,8 +143,14 @@ class Outbox:
                     found.append(batch)
         return found
 
+    @property
+    def has_unsent(self) -> bool:
+        """Whether a batch is neither settled nor with the broker."""
+        return self.unsettled > self._unsettled_under_way
+
     def _send(self, batch: OutBatch, lane: _Lane) -> None:
         batch.is_under_way = True
+        self._unsettled_under_way += 1
         lane.under_way += 1
         self.bytes_under_way += len(batch.data)
 
@@ -168,6 +186,7 @@ class Outbox:
             # A batch of a partition that was given up meanwhile no longer counts in its lane.
             if not batch.is_settled:
                 lane.under_way -= 1
+                self._unsettled_under_way -= 1
         return lane
 
     def _may_retry(self, batch: OutBatch, lane: _Lane, error: FirnError) -> bool:
@@ -185,6 +204,8 @@ class Outbox:
     def _settle(self, batch: OutBatch) -> None:
         batch.is_settled = True
         self.unsettled -= 1
+        if batch.is_under_way:
+            self._unsettled_under_way -= 1
 
     def _drop_settled(self, partition: int, lane: _Lane) -> None:
         while lane.batches and lane.batches[0].is_settled:

@@ -1,7 +1,8 @@
 """The asynchronous producer: ``send`` appends to a list, everything else is done once a chunk.
 
 ``send`` -> open chunk -> (linger, or full) -> closed chunks -> cut into batches -> ``Outbox`` -> pipelined PRODUCE
-requests -> acknowledgements. One task, the *pump*, does all of it but the first step.
+requests -> acknowledgements. One task, the *pump*, does all of it but the first step. Where it rests and a few plain
+records are all there is, ``_send_small`` does the same without waking it: that is the fast path of one record.
 
 Invariants: at most ``buffer_bytes`` of closed, unacknowledged chunks (and one open one); requests of one producer
 leave in order on one stream; a request that was sent is answered, or fails, before its batches are sent again.
@@ -16,12 +17,25 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from types import TracebackType
 from typing import Any, Self
 
 from firn.batch import Buffer
-from firn.client.chunks import FIELDS, Chunk, Fields, Sent, SentMany, codecs, cut, faults_of, fields_of
+from firn.client.chunks import (
+    FIELDS,
+    Chunk,
+    Fields,
+    Sent,
+    SentMany,
+    codecs,
+    cut,
+    cut_small,
+    faults_of,
+    fields_of,
+)  # fmt: skip
 from firn.client.outbox import OutBatch, Outbox
+from firn.client.small import RECORDS_MAX, small_bytes
 from firn.client.stream import Stream
 from firn.client.transport import Transport
 from firn.errors import (
@@ -111,6 +125,10 @@ class Producer:
         self._target: Target | None = None
         self._outbox: Outbox | None = None
         self._wake = asyncio.Event()
+        self._is_resting = False  # the pump waits for ``_wake``
+        self._broken: Exception | None = None  # in ``_send_small``
+        self._thread = get_ident()
+        self._keeps_small = settings.compression == "none"
         self._progress = asyncio.Event()
         self._is_ended = False
         self._pump = asyncio.create_task(self._run(), name=f"firn producer {topic}")
@@ -199,23 +217,59 @@ class Producer:
             )
         self._limit = self._chunk_records * FIELDS
         self._is_due = False
-        self._loop.call_soon_threadsafe(self._start_linger, self._chunk)
+        if get_ident() == self._thread:
+            self._start_linger(self._chunk)
+        else:
+            self._loop.call_soon_threadsafe(self._start_linger, self._chunk)
         return self._rows
 
     def _start_linger(self, chunk: Chunk) -> None:
-        self._loop.call_later(self._settings.linger_ms / 1000, self._linger_over, chunk)
+        if self._settings.linger_ms:
+            self._loop.call_later(self._settings.linger_ms / 1000, self._linger_over, chunk)
+        else:  # all that is sent in this turn of the loop
+            self._loop.call_soon(self._linger_over, chunk)
 
     def _linger_over(self, chunk: Chunk) -> None:
         with self._guard:
             if chunk is self._chunk:
                 self._close_chunk()
-        self._wake.set()
+        try:
+            is_done = self._send_small()
+        except Exception as broken:  # the pump's to handle: it is the boundary
+            self._broken, is_done = broken, False
+        if not is_done:
+            self._wake.set()
+
+    def _send_small(self) -> bool:
+        """Cut and send the only chunk that waits, if it is a small one and nothing is to be waited for."""
+        outbox, stream, target = self._outbox, self._transport.open_stream, self._target
+        if not (
+            self._is_resting and len(self._closed) == 1 and self._closed[0].is_small and self._keeps_small
+            and outbox is not None and target is not None and stream is not None and stream.has_room
+            and not outbox.has_unsent
+        ):  # fmt: skip
+            return False
+        with self._guard:
+            chunk = self._closed.popleft()
+        self._open.append(chunk)
+        self._cut_chunk(outbox, chunk, target)
+        batches = outbox.take(self._loop.time(), bytes_max=REQUEST_BYTES, under_way_max=UNDER_WAY_BYTES_MAX)
+        if batches:
+            try:
+                self._post(stream, outbox, batches)
+            except FirnError as error:
+                self._answered(outbox, batches, error)
+        return not outbox.has_unsent
 
     def _close_chunk(self) -> None:
         if not self._rows:
             return
-        chunk = self._chunk
-        chunk.fill(fields_of(self._rows))
+        chunk, rows = self._chunk, self._rows
+        size = small_bytes(rows, FIELDS) if len(rows) <= RECORDS_MAX * FIELDS else None
+        if size is not None:
+            chunk.fill_small(fields_of(rows), size)
+        else:
+            chunk.fill(fields_of(rows))
         self._rows, self._limit = [], 0
         self._enqueue(chunk)
         self._chunk_records = self._records_of_a_chunk(chunk)
@@ -322,15 +376,23 @@ class Producer:
         if self._closed:
             return
         now = self._loop.time()
-        until = self._outbox.next_time(now) if self._outbox is not None else None
-        if until is not None:
-            until = max(until, now + LEAST_SLEEP_S)
+        until = None
+        if self._outbox is not None:
+            # What is sent meanwhile (``_send_small``) has its deadline later than this.
+            until = now + self._settings.delivery_timeout
+            if (due := self._outbox.next_time(now)) is not None:
+                until = min(until, max(due, now + LEAST_SLEEP_S))
+        self._is_resting = True
         try:
             async with asyncio.timeout_at(until):
                 await self._wake.wait()
         except TimeoutError:
             pass
+        finally:
+            self._is_resting = False
         self._wake.clear()
+        if self._broken is not None:
+            raise self._broken
         if self._outbox is not None:
             self._outbox.expire(self._loop.time())
             self._settled()
@@ -361,16 +423,19 @@ class Producer:
             with self._guard:
                 chunk = self._closed.popleft()
             self._open.append(chunk)
-            deadline = self._loop.time() + self._settings.delivery_timeout
-            cuts = cut(
-                chunk,
-                target.partitions,
-                batch_bytes=self._settings.batch_bytes,
-                now_ms=self._settings.clock_ms(),
-            )
-            for part in cuts:
-                self._outbox.add(part, chunk, deadline)
+            self._cut_chunk(self._outbox, chunk, target)
             self._settled()
+
+    def _cut_chunk(self, outbox: Outbox, chunk: Chunk, target: Target) -> None:
+        settings = self._settings
+        deadline = self._loop.time() + settings.delivery_timeout
+        now_ms = settings.clock_ms()
+        if chunk.is_small and self._keeps_small and chunk.bytes <= settings.batch_bytes:
+            for few in cut_small(chunk, target.partitions):
+                outbox.add_small(few, chunk, deadline, now_ms)
+            return
+        for part in cut(chunk, target.partitions, batch_bytes=settings.batch_bytes, now_ms=now_ms):
+            outbox.add(part, chunk, deadline)
 
     async def _send_ready(self) -> None:
         """Everything that may go now goes, in requests of about 1 MiB."""
@@ -399,15 +464,18 @@ class Producer:
     def _answered(self, outbox: Outbox, batches: Sequence[OutBatch], found: Message | FirnError) -> None:
         now = self._loop.time()
         results = found if isinstance(found, FirnError) else _results(found, len(batches))
+        has_failed = False
         for at, batch in enumerate(batches):
             result = results if isinstance(results, FirnError) else results[at]
             if isinstance(result, FirnError):
+                has_failed = True
                 self._learn(result)
                 outbox.fail(batch, result, now)
             else:
                 outbox.acknowledge(batch, result)
         self._settled()
-        self._wake.set()
+        if has_failed or self._closed or outbox.has_unsent:
+            self._wake.set()
 
     def _learn(self, error: FirnError) -> None:
         if isinstance(error, UnknownTopic):  # deleted; perhaps made anew: the next chunk asks

@@ -84,6 +84,11 @@ class Stream(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._reason is None
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a message would leave at once."""
+        return not self._leaving and not self._is_full
+
     # Asking.
 
     async def ask(self, op: int, meta: dict[str, Any] | None = None, data: Buffer = b"") -> Message:

@@ -91,6 +91,11 @@ class Transport:
             0.5, 1.0
         )
 
+    @property
+    def open_stream(self) -> Stream | None:
+        """The stream when it is open."""
+        return self._stream if self._stream is not None and self._stream.is_open else None
+
     async def stream(self) -> Stream:
         """The open stream; a new one to the first address that answers when there is none.
 
