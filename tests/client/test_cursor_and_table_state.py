@@ -1,12 +1,16 @@
 """What a reader delivers and when it stops, and what a table shows, without sockets."""
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from firn.batch import Identity, columns_of, encode
-from firn.client.cursor import Cursor, PageMeta
+from firn.batch import Batch, Identity, columns_of, encode
+from firn.client import packedrows, tablestate
+from firn.client.cursor import Cursor, PageMeta, Piece
 from firn.client.tablestate import TableState
 from firn.errors import InvariantBroken, MalformedBatch, SnapshotExpired
 from firn.wire import mask_block
@@ -160,9 +164,30 @@ def test_a_pass_of_one_partition_leaves_the_others_alone() -> None:
 RECORDS = st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(0, 3))), max_size=40)
 
 
+@contextmanager
+def packing_at_once() -> Iterator[None]:
+    """Few keys are packed, and few dead rows merged, as else many are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tablestate, "YOUNG_ROWS", 3)
+        patch.setattr(tablestate, "COLUMN_ROWS", 2)
+        patch.setattr(packedrows, "SLACK_BYTES", 0)
+        yield
+
+
+@pytest.mark.parametrize("packing", [nullcontext, packing_at_once])
 @settings(max_examples=200, deadline=None)
 @given(RECORDS, RECORDS, st.data())
 def test_after_a_pass_the_table_is_the_map_of_the_log_and_callbacks_tell_the_same_story(
+    packing: Callable[[], AbstractContextManager[None]],
+    before: list[tuple[int, int | None]],
+    after: list[tuple[int, int | None]],
+    data: st.DataObject,
+) -> None:
+    with packing():
+        check_a_pass(before, after, data)
+
+
+def check_a_pass(
     before: list[tuple[int, int | None]], after: list[tuple[int, int | None]], data: st.DataObject
 ) -> None:
     log = [(b"%d" % k, None if v is None else b"v%d" % v) for k, v in before + after]
@@ -188,11 +213,89 @@ def test_after_a_pass_the_table_is_the_map_of_the_log_and_callbacks_tell_the_sam
 
 def test_many_deletes_give_memory_back() -> None:
     state, _ = table()
-    for i in range(5000):
-        state.apply(0, i, b"%d" % i, b"v")
-    for i in range(4900):
-        state.apply(0, 5000 + i, b"%d" % i, None)
-    assert len(state) == 100
-    assert len(state._values) < 2000
-    assert state.get(b"4999") == b"v"
-    assert state.offset(b"4999") == 4999
+    value = b"v" * 900
+    for i in range(40_000):
+        state.apply(0, i, b"%d" % i, value)
+    assert state.nbytes > 30_000_000
+    for i in range(39_000):
+        state.apply(0, 40_000 + i, b"%d" % i, None)
+    assert len(state) == len(list(state)) == 1000
+    assert state.nbytes < 11_000_000
+    assert state.get(b"39999") == value
+    assert state.offset(b"39999") == 39_999
+
+
+BATCHES = st.lists(
+    st.tuples(
+        st.integers(0, 1),  # partition
+        st.lists(
+            st.tuples(
+                st.integers(0, 30).map(b"%d".__mod__),
+                st.one_of(st.none(), st.binary(max_size=3)),
+                st.booleans(),  # whether it is to be delivered
+            ),
+            min_size=1,
+            max_size=30,
+        ),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(BATCHES, st.sampled_from([hash, len, lambda key: 0xFFFF_FFFF]))
+def test_batches_that_are_packed_at_once_make_the_same_table_as_their_records(
+    batches: list[tuple[int, list[tuple[bytes, bytes | None, bool]]]], hash_of: Callable[[bytes], int]
+) -> None:
+    expected: dict[bytes, tuple[int, bytes]] = {}
+    ends = [0, 0]
+    with packing_at_once():
+        state = TableState(lambda *_: None, hash_of)
+        state.is_watched = False
+        for partition, rows in batches:
+            columns = columns_of(
+                [b"%d-" % partition + key for key, _, _ in rows],
+                [value for _, value, _ in rows],
+                0,
+                base_offset=ends[partition],
+            )
+            keep = np.array([kept for _, _, kept in rows])
+            made = Batch(encode(columns, Identity(topic_id=TOPIC, partition=partition)))
+            state.apply_piece(partition, Piece(made, None if keep.all() else keep))
+            for place, (key, value, kept) in enumerate(rows):
+                name = b"%d-" % partition + key
+                if kept and value is None:
+                    expected.pop(name, None)
+                elif kept and value is not None:
+                    expected[name] = (ends[partition] + place, value)
+            ends[partition] += len(rows)
+        assert sorted(state) == sorted(expected)
+        assert len(state) == len(expected)
+        for key, (offset, value) in expected.items():
+            assert (state.offset(key), state.get(key), key in state) == (offset, value, True)
+        assert state.get(b"none") is state.offset(b"none") is None
+
+
+def test_a_watched_table_tells_each_change_of_a_large_batch() -> None:
+    state, changes = table()
+    keys = [b"%d" % (i % 600) for i in range(1200)]
+    made = Batch(encode(columns_of(keys, keys[1:] + keys[:1], 0), Identity(topic_id=TOPIC, partition=0)))
+    state.apply_piece(0, Piece(made, None))
+    assert len(changes) == 600
+    state.is_watched = False
+    state.apply_piece(0, Piece(made, None))
+    assert len(state) == 600
+
+
+@pytest.mark.parametrize("packing", [nullcontext, packing_at_once])
+def test_any_record_of_a_topic_made_anew_is_newer(
+    packing: Callable[[], AbstractContextManager[None]],
+) -> None:
+    state, _ = table()
+    with packing():
+        for offset in range(10):
+            state.apply(offset % 2, 50 + offset, b"%d" % offset, b"old")
+        state.forget_offsets(0)
+        for offset in range(10):
+            state.apply(offset % 2, 0, b"%d" % offset, b"new")
+    assert [state.get(b"%d" % offset) for offset in range(10)] == [b"new", b"old"] * 5

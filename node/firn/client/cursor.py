@@ -14,7 +14,7 @@ Invariants:
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain, compress
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -76,13 +76,6 @@ class Piece:
 
     def each_record(self, topic: str) -> Iterator[Record]:
         return rows_of(self.batch, topic, keep=self.keep, place=self.place)
-
-    def entries(self) -> Iterator[tuple[int, bytes, bytes | None]]:
-        """Offset, key and value of each row."""
-        found = zip(
-            self.batch.columns.offsets.tolist(), self.batch.key_list(), self.batch.value_list(), strict=True
-        )
-        return found if self.keep is None else compress(found, self.keep.tolist())
 
 
 @dataclass(frozen=True, slots=True)

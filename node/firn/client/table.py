@@ -33,6 +33,7 @@ class Table(Mapping[bytes, bytes]):
         self._source = Source(topic, "compacted")
         self._callbacks: list[Change] = []
         self._state = TableState(self._changed)
+        self._state.is_watched = False
         self._shown = dict.fromkeys(range(partitions), 0)  # the map holds everything below these offsets
         self._read = dict(
             self._shown
@@ -71,10 +72,12 @@ class Table(Mapping[bytes, bytes]):
         It is called in the client's event loop, after the change shows in the table; what it raises is logged.
         """
         self._callbacks.append(callback)
+        self._state.is_watched = True
 
         def end() -> None:
             if callback in self._callbacks:
                 self._callbacks.remove(callback)
+            self._state.is_watched = bool(self._callbacks)
 
         return end
 
@@ -174,10 +177,8 @@ class Table(Mapping[bytes, bytes]):
                 self._state.end_pass(partition)
                 self._shown[partition] = max(self._shown[partition], self._read[partition])
         else:
-            apply = self._state.apply
             for piece in found.pieces:
-                for offset, key, value in piece.entries():
-                    apply(partition, offset, key, value)
+                self._state.apply_piece(partition, piece)
             self._read[partition] = found.next_offset
             if not self._state.is_in_pass(partition):
                 self._shown[partition] = found.next_offset
