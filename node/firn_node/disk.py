@@ -19,6 +19,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
+from firn_node.kernels.gathering import pread_many
+
 Data = bytes | bytearray | memoryview
 Mode = Literal["read", "write", "create"]
 IOV_MAX = 1024
@@ -85,6 +90,22 @@ class Disk(Protocol):
     def lock(self, path: str) -> "contextlib.AbstractContextManager[None]":
         """An exclusive lock for the life of the process. *Errors*: BlockingIOError when another holds it."""
         ...
+
+
+def gather(file: File, positions: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.uint8] | None:
+    """Many ranges of a file, one after another; None when one of them passes its end. *Errors*: OSError."""
+    ends = np.cumsum(sizes)
+    out = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+    fd, done = file.fileno(), 0
+    if fd is not None:
+        done = int(pread_many(fd, positions, sizes, out))
+    for at in range(done, len(sizes)):  # no descriptor, or a range that cannot be read as a whole
+        size = int(sizes[at])
+        data = file.pread(size, int(positions[at]))
+        if len(data) != size:
+            return None
+        out[int(ends[at]) - size : int(ends[at])] = np.frombuffer(data, np.uint8)
+    return out
 
 
 def read_file(disk: Disk, path: str) -> bytes:

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from firn.batch import Codec, Codecs
 from firn.errors import Corrupt
+from firn.partitioner import partition_of
+from firn.values import LATER
 from firn_node.compaction import view
 from firn_node.compaction.answers import Answers, joined
 from firn_node.compaction.keyindex import ArrayKeyIndex, candidates, newest_rows
@@ -92,6 +94,45 @@ def test_a_list_of_keys_gets_what_each_key_gets_alone(
     run(main())
 
 
+async def _even(kit: Kit) -> dict[bytes, bytes | None]:
+    """Keys of one length, values of one length: clean rows with gaps of offsets, tombstones, dirty rows."""
+    await kit.create("t", compaction={"deleteRetention": "0s"})
+    model: dict[bytes, bytes | None] = {}
+    for step, compacted in ((1, False), (3, True), (5, False)):
+        rows: list[tuple[bytes, bytes | None]] = [
+            (b"key%05d" % n, b"%05d/%02d" % (n, step) * 12) for n in range(0, 4000, step)
+        ]
+        await kit.put("t", rows)
+        model.update(rows)
+        if compacted:
+            await kit.compact("t")
+    gone: list[tuple[bytes, bytes | None]] = [(b"key%05d" % n, None) for n in range(0, 4000, 2)]
+    await kit.put("t", gone)
+    return model | dict(gone)
+
+
+async def _few_at_a_time(kit: Kit, model: dict[bytes, bytes | None]) -> None:
+    partition = kit.broker.partitions.get(kit.broker.topic("t"), 0)
+    keys = [*model, b"", b"none", b"key00001", b"key0000"]
+    Random(SEED).shuffle(keys)
+    for at in range(0, len(keys), 7):
+        some = keys[at : at + 7]
+        found = kit.broker._lookup.get(partition, some)
+        assert [row and row.value for row in found] == [model.get(key) for key in some], f"seed {SEED}"
+        assert found == [kit.broker._lookup.get(partition, [key])[0] for key in some], f"seed {SEED}"
+
+
+def test_a_few_rows_of_each_batch_are_what_each_key_gets_alone(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as kit:
+            model = await _even(kit)
+            await _few_at_a_time(kit, model)
+            await kit.compact("t")
+            await _few_at_a_time(kit, model)
+
+    run(main())
+
+
 def test_rows_of_other_keys_under_the_same_fingerprint_are_not_believed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,10 +143,44 @@ def test_rows_of_other_keys_under_the_same_fingerprint_are_not_believed(
         return rows
 
     async def main() -> None:
-        async with running(tmp_path, min_dead_ratio=0.9) as kit:
+        async with running(tmp_path / "uneven", min_dead_ratio=0.9) as kit:
             model = await _filled(kit, Codecs(), {})
             monkeypatch.setattr(view, "newest_rows", wrong)
             await _check(kit, model, {})
+        async with running(tmp_path / "even") as kit:
+            model = await _even(kit)
+            await kit.compact("t")
+            await _few_at_a_time(kit, model)
+
+    run(main())
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+@pytest.mark.parametrize("size", [100, 101])  # of odd keys: values of one length, or not
+@pytest.mark.parametrize("count", [8, 4000])  # a few rows of a batch, or many
+def test_what_does_not_fit_an_answer_is_said_to_be_left_out(
+    tmp_path: Path, is_compacted: bool, size: int, count: int
+) -> None:
+    async def main() -> None:
+        async with running(tmp_path) as kit:
+            await kit.create("t", partitions=2)
+            keys = [b"key%05d" % n for n in range(4000)]
+            for number in (0, 1):
+                mine = [key for key in keys if partition_of(key, 2) == number]
+                rows = [(key, b"v" * (size if int(key[3:]) % 2 else 100)) for key in mine]
+                await kit.put("t", rows, partition=number)
+            if is_compacted:
+                await kit.compact("t")
+            left, seen, rounds = [*keys[:count], b"none"], 0, 0
+            while left:
+                answers = await kit.broker.get_many("t", *joined(left), bytes_max=300)
+                found = [key for pick, key in enumerate(left) if answers.lengths[pick] >= 0]
+                assert all(answers.row(left.index(key)) is not None for key in found)
+                later = [key for pick, key in enumerate(left) if answers.lengths[pick] == LATER]
+                assert b"none" not in later
+                assert len(later) < len(left), "none was answered"
+                left, seen, rounds = later, seen + len(found), rounds + 1
+            assert (seen, rounds) == (count, 2 if count == 4000 or size == 100 else 3)
 
     run(main())
 

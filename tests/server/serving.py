@@ -163,7 +163,7 @@ class StandIn:
             if found is not None:
                 answers.partitions[pick] = found.partition
                 row = FoundRow(found.offset, found.timestamp, found.value, found.tag, found.headers)
-                answers.put(pick, row)
+                answers.put(pick, row, is_known=True)
         return answers
 
     async def read(self, request: ReadRequest) -> ReadResult:

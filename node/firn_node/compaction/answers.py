@@ -87,10 +87,10 @@ class Answers:
             larger[: self.used] = self.arena[: self.used]
             self.arena = larger
 
-    def put(self, pick: int, row: FoundRow | None) -> None:
-        """What the look-up of one key gave."""
+    def put(self, pick: int, row: FoundRow | None, *, is_known: bool) -> None:
+        """The row that was found for one key. ``is_known``: without one, it has none; else that is doubtful."""
         if row is None or row.value is None:
-            self.lengths[pick] = NONE
+            self.lengths[pick] = NONE if is_known or row is not None else AGAIN
             return
         if self.is_full:
             self.lengths[pick] = LATER
@@ -103,6 +103,13 @@ class Answers:
         self.used += size
         if row.tag is not None or row.headers:
             self.extras[pick] = (row.tag, row.headers)
+
+    def add_values(self, values: U8) -> int:
+        """Where in the arena they lie now."""
+        self.make_room(len(values))
+        first, self.used = self.used, self.used + len(values)
+        self.arena[first : self.used] = values
+        return first
 
     def row(self, pick: int) -> FoundRow | None:
         """A record that was found. The key must have been answered."""

@@ -28,9 +28,10 @@ from numpy.typing import NDArray
 from firn.batch import padded
 from firn.crc import crc32c
 from firn.errors import Corrupt
+from firn_node.disk import gather
 from firn_node.filecache import FileCache
 from firn_node.kernels.compact import readonly
-from firn_node.kernels.lookup import lookup_newest
+from firn_node.kernels.lookup import lookup_newest, near
 
 BLOCK_ROWS = 4096
 ROW_BYTES = 16
@@ -40,6 +41,8 @@ _NEAR_ROWS = 256
 # From so many look-ups in one block on, the whole of it is read once.
 _WHOLE_BLOCK_MIN = 4
 U64 = NDArray[np.uint64]
+U32 = NDArray[np.uint32]
+I64 = NDArray[np.int64]
 
 
 class DamagedIndex(Corrupt):
@@ -62,6 +65,10 @@ class KeyIndex(Protocol):
         """The rows of a fingerprint, newest first. *Errors*: DamagedIndex."""
         ...
 
+    def find_newest(self, hi: U64, lo: U32, numbers: I64) -> I64:
+        """The newest row of each fingerprint, which block ``numbers`` alone may hold; -1: none, -2: doubtful."""
+        ...
+
 
 class ArrayKeyIndex:
     """A key index in memory: the rows of an active segment."""
@@ -80,6 +87,13 @@ class ArrayKeyIndex:
 
     def find(self, hi: int, lo: int) -> list[int]:
         return candidates(self, hi, lo)
+
+    def find_newest(self, hi: U64, lo: U32, numbers: I64) -> I64:
+        found = np.empty(len(hi), np.int64)
+        for number in np.unique(numbers).tolist():
+            some = numbers == number
+            found[some] = lookup_newest(*self.block(number), hi[some], lo[some])
+        return found
 
 
 class BlockCache:
@@ -168,6 +182,38 @@ class FileKeyIndex:
             words = file.pread(8 * (b - a), position + 8 * (rows + first + a)) if a < b else b""
         return memoryview(words).cast("Q") if len(words) == 8 * (b - a) else None
 
+    def find_newest(self, hi: U64, lo: U32, numbers: I64) -> I64:
+        """Reads near the place of each, all at once; what is not near, or not alone there, is doubtful."""
+        for number in np.unique(numbers).tolist():
+            if not self._is_checked[number]:
+                self.block(number)
+        rows = np.minimum(BLOCK_ROWS, self.rows - numbers * BLOCK_ROWS)
+        positions = self._position + numbers * BLOCK_BYTES
+        least = self.fences[numbers]
+        above = np.append(self.fences, np.uint64(0))[numbers + 1]  # the last block ends at 2^64
+        # In 64 bits each difference is right though 2^64 itself is not.
+        share = (hi - least).astype(np.float64) / np.maximum(above - least, np.uint64(1)).astype(np.float64)
+        guess = np.clip(share * rows, 0, rows).astype(np.int64)
+        first = np.clip(guess - _NEAR_ROWS // 2, 0, np.maximum(rows - _NEAR_ROWS, 0))
+        count = np.minimum(_NEAR_ROWS, rows - first)
+        found = np.full(len(hi), -2, np.int64)
+        with self._cache.lease(self.path) as file:
+            data = gather(file, positions + 8 * first, 8 * count)
+            if data is None:
+                return found
+            at = near(data.view(np.uint64), count, first, rows, hi)
+            found[at == -1] = -1
+            hits = np.flatnonzero(at >= 0)
+            words = gather(file, (positions + 8 * rows)[hits] + 8 * at[hits], np.full(len(hits), 8))
+        if words is not None:
+            word = words.view(np.uint64)
+            is_same = word >> np.uint64(32) == lo[hits]
+            found[hits] = np.where(
+                is_same, (word & np.uint64(0xFFFFFFFF)) >> np.uint64(1), np.uint64(0)
+            ).astype(np.int64)
+            found[hits[~is_same]] = -1
+        return found
+
     def _extent(self, number: int) -> tuple[int, int]:
         """Rows and position of a block."""
         return min(BLOCK_ROWS, self.rows - number * BLOCK_ROWS), self._position + number * BLOCK_BYTES
@@ -231,12 +277,15 @@ def newest_rows(index: KeyIndex, hi: U64, lo: NDArray[np.uint32]) -> NDArray[np.
     order = np.argsort(hi)
     order = order[last[order] == first[order]]
     blocks = first[order]
-    for part in np.split(order, np.flatnonzero(np.diff(blocks)) + 1):
-        if len(part) < _WHOLE_BLOCK_MIN:
-            for i in part.tolist():
-                found[i] = next(iter(index.find(int(hi[i]), int(lo[i]))), -1)
-        else:
-            his, words = index.once_checked(int(first[part[0]]))
+    cuts = np.flatnonzero(np.diff(blocks, prepend=-1))
+    counts = np.diff(np.append(cuts, len(blocks)))
+    few = np.repeat(counts < _WHOLE_BLOCK_MIN, counts)
+    if few.any():
+        found[order[few]] = index.find_newest(hi[order[few]], lo[order[few]], blocks[few])
+    for at, count in zip(cuts.tolist(), counts.tolist(), strict=True):
+        if count >= _WHOLE_BLOCK_MIN:
+            part = order[at : at + count]
+            his, words = index.once_checked(int(blocks[at]))
             found[part] = lookup_newest(his, words, hi[part], lo[part])
     return found
 

@@ -25,11 +25,12 @@ from firn.batch import (
     padded,
     parse_header,
 )
-from firn.errors import Corrupt, MalformedBatch
+from firn.errors import MalformedBatch
 from firn.values import LATER
-from firn_node.compaction.answers import I64, Answers, FoundRow, Wanted
+from firn_node.compaction.answers import I64, FoundRow
+from firn_node.compaction.taking import Even, Source, Taking
 from firn_node.kernels.jit import aligned
-from firn_node.kernels.taking import AGAIN, take_rows
+from firn_node.kernels.taking import take_rows
 
 # One row by itself costs about as much as so many bytes of the batch read and walked over.
 _ROW_COSTS_BYTES = 16 << 10
@@ -38,14 +39,7 @@ _GROUP = 64
 _LENGTHS_AT = HEADER_BYTES + LENGTHS_BYTES
 
 
-class Source(Protocol):
-    """Where batches lie: a segment file, or the commit log."""
-
-    def read_at(self, position: int, size: int) -> bytes:
-        """So many bytes. *Errors*: Corrupt when there are fewer."""
-        ...
-
-    def fault(self, position: int, what: str) -> Corrupt: ...
+Read = Callable[[int, int], bytes]  # so many bytes from a byte of the batch on, or Corrupt
 
 
 class BatchRows(Protocol):
@@ -58,8 +52,10 @@ class BatchRows(Protocol):
         """Record ``at`` when its real key is ``key``. *Errors*: Corrupt."""
         ...
 
-    def take(self, rows: I64, picks: I64, wanted: Wanted, answers: Answers) -> None:
-        """Answers the picks from the rows (ascending), one each; AGAIN where a row has another key.
+    def take(self, rows: I64, picks: I64, taking: Taking) -> None:
+        """Answers the picks from the rows (ascending), one each, perhaps not before ``taking`` is flushed.
+
+        AGAIN where a row has another key.
 
         *Errors*: as ``row``.
         """
@@ -71,42 +67,42 @@ def open_rows(source: Source, position: int, records: int, whole: Batch | None) 
 
     *Errors*: Corrupt, MalformedBatch.
     """
-    header = whole.header if whole is not None else parse_header(source.read_at(position, HEADER_BYTES))
+    header = whole.header if whole is not None else parse_header(_read(source, position, HEADER_BYTES))
     if header.records != records:
         raise MalformedBatch(f"batch header: expected {records} records, found {header.records}")
     fixed = padded(4 * records) * (3 if header.is_sparse else 2) + 8 * records
     if header.keys_bytes < LENGTHS_BYTES + fixed:
         raise MalformedBatch(f"batch keys part: {header.keys_bytes} bytes do not hold {records} records")
     size = _LENGTHS_AT + fixed
-    head = bytes(whole.data[:size]) if whole is not None else source.read_at(position, size)
+    head = bytes(whole.data[:size]) if whole is not None else _read(source, position, size)
     lengths = np.frombuffer(head, "<u4", 8, HEADER_BYTES).tolist()
     if header.keys_codec == header.values_codec == Codec.NONE and not lengths[2] and not lengths[6]:
         held = b""
         if header.size <= _HELD_BYTES_MAX:
-            held = bytes(whole.data) if whole is not None else source.read_at(position, header.size)
+            held = bytes(whole.data) if whole is not None else _read(source, position, header.size)
         return PlainRows(source, position, header, head, held)
-    return WholeRows(whole or Batch(source.read_at(position, header.size)))
+    return WholeRows(whole or Batch(_read(source, position, header.size)))
 
 
 class _Column:
     """Where each record's bytes begin, of a column of lengths and one of bytes."""
 
-    __slots__ = ("_first", "_lengths_at", "_same", "_starts", "nbytes")
+    __slots__ = ("_first", "_lengths_at", "_starts", "nbytes", "same")
 
     def __init__(self, lengths: NDArray[np.int32], *, lengths_at: int, first: int) -> None:
         self._lengths_at, self._first = lengths_at, first
         least = int(lengths.min())
-        self._same: int | None = least if least == int(lengths.max()) else None
+        self.same: int | None = least if least == int(lengths.max()) else None
         self._starts: list[int] = []
-        if self._same is None:
+        if self.same is None:
             sums = np.add.reduceat(np.maximum(lengths, 0), np.arange(0, len(lengths), _GROUP), dtype=np.int64)
             self._starts = [0, *np.cumsum(sums)[:-1].tolist()]
         self.nbytes = 40 * len(self._starts)
 
-    def place(self, read: Callable[[int, int], bytes], at: int) -> tuple[int, int]:
+    def place(self, read: Read, at: int) -> tuple[int, int]:
         """Start and length (-1: a tombstone) of record ``at``."""
-        if self._same is not None:
-            return self._first + at * max(self._same, 0), self._same
+        if self.same is not None:
+            return self._first + at * max(self.same, 0), self.same
         group, within = divmod(at, _GROUP)
         raw = read(self._lengths_at + 4 * _GROUP * group, 4 * within + 4)
         lengths = memoryview(raw).cast("i").tolist()
@@ -114,10 +110,43 @@ class _Column:
         return self._first + self._starts[group] + sum(n for n in lengths if n > 0), length
 
 
+class _Reading:
+    """Reads of one batch: its file is leased once for all of them."""
+
+    __slots__ = ("_held", "_part", "_position", "_size", "_source")
+
+    def __init__(self, source: Source, position: int, size: int, held: bytes) -> None:
+        self._source, self._position, self._size, self._held = source, position, size, held
+
+    def __enter__(self) -> Read:
+        if self._held:
+            return self._of_held
+        self._part = self._source.range(self._position, self._size)
+        return self._of_file
+
+    def __exit__(self, *_: object) -> None:
+        if not self._held:
+            self._part.lease.release()
+
+    def _of_held(self, at: int, size: int) -> bytes:
+        return self._held[at : at + size]
+
+    def _of_file(self, at: int, size: int) -> bytes:
+        data = self._part.lease.file.pread(size, self._part.start + at)
+        if len(data) != size:
+            raise self._source.fault(self._position, f"expected {size} bytes at byte {at}, found {len(data)}")
+        return data
+
+
+def _read(source: Source, position: int, size: int) -> bytes:
+    with _Reading(source, position, size, b"") as read:
+        return read(0, size)
+
+
 class PlainRows:
     __slots__ = (
-        "_base", "_deltas_at", "_held", "_is_sparse", "_keys", "_keys_at", "_position", "_records", "_size", "_source",
-        "_stamps_at", "_values", "_values_at", "nbytes",
+        "_base", "_deltas_at", "_even", "_held", "_is_sparse", "_keys", "_keys_at", "_position", "_records", "_size",
+        "_source", "_stamps_at", "_values", "_values_at", "nbytes",
     )  # fmt: skip
 
     def __init__(self, source: Source, position: int, header: BatchHeader, head: bytes, held: bytes) -> None:
@@ -132,10 +161,19 @@ class PlainRows:
         keys, values = np.frombuffer(head, "<i4", n, _LENGTHS_AT), np.frombuffer(head, "<i4", n, lengths_at)
         self._keys = _Column(keys, lengths_at=_LENGTHS_AT, first=self._keys_at)
         self._values = _Column(values, lengths_at=lengths_at, first=self._values_at)
+        self._even: Even | None = None
+        if self._keys.same is not None and self._values.same is not None:
+            self._even = Even(
+                self._keys_at, self._keys.same, self._values_at, self._values.same, self._stamps_at,
+                self._deltas_at if self._is_sparse else -1, self._base,
+            )  # fmt: skip
         self.nbytes = 1024 + len(held) + self._keys.nbytes + self._values.nbytes
 
     def row(self, at: int, key: bytes) -> FoundRow | None:
-        read = self._bytes
+        with self._reading() as read:
+            return self._row(read, at, key)
+
+    def _row(self, read: Read, at: int, key: bytes) -> FoundRow | None:
         start, size = self._keys.place(read, at)
         if size != len(key):
             return None
@@ -151,14 +189,20 @@ class PlainRows:
         delta = int.from_bytes(read(self._deltas_at + 4 * at, 4), "little") if self._is_sparse else at
         return FoundRow(self._base + delta, stamp, value, None, {})
 
-    def take(self, rows: I64, picks: I64, wanted: Wanted, answers: Answers) -> None:
+    def take(self, rows: I64, picks: I64, taking: Taking) -> None:
+        wanted, answers = taking.wanted, taking.answers
         if answers.is_full:
             answers.lengths[picks] = LATER
             return
-        if len(rows) * _ROW_COSTS_BYTES < self._size:
-            _take_each(self, rows, picks, wanted, answers)
+        if self._even is not None and len(rows) * _ROW_COSTS_BYTES < self._size:
+            taking.scattered(self._source, self._position, self._size, self._even, rows, picks)
             return
-        data = np.frombuffer(self._bytes(0, self._size), np.uint8)
+        with self._reading() as read:
+            if len(rows) * _ROW_COSTS_BYTES < self._size:
+                for at, pick in zip(rows.tolist(), picks.tolist(), strict=True):
+                    answers.put(pick, self._row(read, at, wanted.key(pick)), is_known=False)
+                return
+            data = np.frombuffer(read(0, self._size), np.uint8)
         rows, picks = aligned(rows, np.int64), aligned(picks, np.int64)
         while True:
             needed = int(
@@ -175,10 +219,8 @@ class PlainRows:
                 return
             answers.make_room(needed)
 
-    def _bytes(self, at: int, size: int) -> bytes:
-        if self._held:
-            return self._held[at : at + size]
-        return self._source.read_at(self._position + at, size)
+    def _reading(self) -> "_Reading":
+        return _Reading(self._source, self._position, self._size, self._held)
 
     def _check_end(self, end: int, limit: int) -> None:
         if end > limit:
@@ -207,17 +249,9 @@ class WholeRows:
         tag, headers = _extras(self._batch, at)
         return FoundRow(int(columns.offsets[at]), int(columns.timestamps[at]), value, tag, headers)
 
-    def take(self, rows: I64, picks: I64, wanted: Wanted, answers: Answers) -> None:
-        _take_each(self, rows, picks, wanted, answers)
-
-
-def _take_each(batch: BatchRows, rows: I64, picks: I64, wanted: Wanted, answers: Answers) -> None:
-    for at, pick in zip(rows.tolist(), picks.tolist(), strict=True):
-        found = batch.row(at, wanted.key(pick))
-        if found is None:
-            answers.lengths[pick] = AGAIN
-        else:
-            answers.put(pick, found)
+    def take(self, rows: I64, picks: I64, taking: Taking) -> None:
+        for at, pick in zip(rows.tolist(), picks.tolist(), strict=True):
+            taking.answers.put(pick, self.row(at, taking.wanted.key(pick)), is_known=False)
 
 
 def by_batch(rows: I64, picks: I64, first_rows: I64) -> Iterator[tuple[int, I64, I64]]:

@@ -19,6 +19,7 @@ from firn_node.compaction.keyindex import newest_rows
 from firn_node.compaction.manifest import CleanSegment, Manifest
 from firn_node.compaction.rows import by_batch
 from firn_node.compaction.segment import SegmentReader
+from firn_node.compaction.taking import Taking
 from firn_node.disk import read_file
 from firn_node.filecache import FileCache, FileRange
 from firn_node.kernels.taking import AGAIN
@@ -102,8 +103,10 @@ class SegmentView:
             masked = (bits[rows >> 3] >> (rows & 7).astype(np.uint8) & 1).astype(np.bool_)
             answers.lengths[picks[masked]] = AGAIN
             rows, picks = rows[~masked], picks[~masked]
-        for number, within, some in by_batch(rows, picks, self.reader.first_rows):
-            self.reader.rows(number).take(within, some, wanted, answers)
+        with Taking(wanted, answers) as taking:
+            for number, within, some in by_batch(rows, picks, self.reader.first_rows):
+                self.reader.rows(number).take(within, some, taking)
+            taking.flush()
         return left
 
     def _row(self, row: int, key: bytes) -> FoundRow | None:

@@ -20,6 +20,7 @@ from firn.errors import Corrupt, MalformedBatch, OffsetExpired
 from firn_node.compaction.log import BLOCK_CACHE
 from firn_node.compaction.rows import BatchRows, open_rows
 from firn_node.engine.core import Core
+from firn_node.filecache import FileRange
 from firn_node.log.walk import headers, sound_bytes
 
 _BATCHES_MAX = 1 << 16  # whose places are kept, of all partitions together: 32 bytes each
@@ -95,8 +96,11 @@ class LogRows:
         except OffsetExpired:
             return None  # since a line ago
 
-    def read_at(self, position: int, size: int) -> bytes:
-        return self._core.log.read(position, size)
+    def range(self, position: int, size: int) -> FileRange:
+        return self._core.log.range(position, size)
+
+    def file_of(self, position: int) -> int:
+        return self._core.log.segment_start(position)
 
     def fault(self, position: int, what: str) -> Corrupt:
         return Corrupt(f"commit log position {position}: {what}", position=position)

@@ -9,6 +9,7 @@ is looked up alone.
 """
 
 import sys
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,15 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firn.batch import Batch, iterate, parse_header
-from firn.errors import Corrupt, MalformedBatch
+from firn.errors import Corrupt, MalformedBatch, OffsetExpired
 from firn_node.compaction.answers import I64, U8, Answers, FoundRow, Wanted, joined
 from firn_node.compaction.rows import WholeRows
+from firn_node.compaction.taking import Taking
 from firn_node.engine.api import Found
 from firn_node.engine.core import Core
 from firn_node.engine.logrows import LogRows
 from firn_node.engine.partition import Partition
 from firn_node.engine.partitions import Partitions
 from firn_node.kernels import ActiveIndex, fingerprint
+from firn_node.kernels.hashing import fingerprint_of
 from firn_node.kernels.taking import AGAIN
 
 _CACHE_BYTES = 8 << 20
@@ -83,6 +86,7 @@ class Lookup:
     def __init__(self, core: Core, partitions: Partitions) -> None:
         self._core = core
         self._partitions = partitions
+        self._secret = core.secret.tolist()
         self._rows = LogRows(core)
         self.batches = BatchCache(core)
 
@@ -93,14 +97,16 @@ class Lookup:
 
     def get(self, partition: Partition, keys: Sequence[bytes]) -> list[Found | None]:
         """The newest dispatched record of each key; None where there is none or it is a tombstone."""
-        wanted = self.wanted(partition.topic.topic_id, *joined(keys))
         if len(keys) == 1:
-            hi, lo = int(wanted.hi[0]), int(wanted.lo[0])
-            row = self.newest(partition, keys[0], hi, lo, below=partition.dispatched_end)
-            return [_served(partition.number, row)]
+            return [self._get_one(partition, keys[0])]
+        wanted = self.wanted(partition.topic.topic_id, *joined(keys))
         answers = Answers(len(keys), bytes_max=sys.maxsize)
         self.bulk(partition, wanted, np.arange(len(keys)), answers)()
         return found_list(answers)
+
+    def _get_one(self, partition: Partition, key: bytes) -> Found | None:
+        hi, lo = fingerprint_of(np.frombuffer(key, np.uint8), partition.topic.topic_id, *self._secret)
+        return _served(partition.number, self.newest(partition, key, hi, lo, below=partition.dispatched_end))
 
     def newest(
         self, partition: Partition, key: bytes, hi: int, lo: int, *, below: int | None = None
@@ -125,9 +131,10 @@ class Lookup:
             batch = self.batches.run(pending.position, pending.size)[0]
             return WholeRows(batch).row(offset - pending.base, key)
         found = self._rows.find(partition.key, offset)
-        if found is None:
-            return None  # expired: a compaction has covered it
-        return found[1].row(offset - found[0].base, key)
+        try:
+            return None if found is None else found[1].row(offset - found[0].base, key)
+        except OffsetExpired:
+            return None  # as where none is found: a compaction has covered it
 
     def bulk(self, partition: Partition, wanted: Wanted, picks: I64, answers: Answers) -> "Bulk":
         """The look-up of many keys of one partition, to be called: here, or once in another thread."""
@@ -161,7 +168,7 @@ class Bulk:
         for pick in answers.doubtful():
             hi, lo = int(wanted.hi[pick]), int(wanted.lo[pick])
             row = self.lookup._newest(self.partition, self.indexes, wanted.key(pick), hi, lo, self.below)
-            answers.put(pick, row)
+            answers.put(pick, row, is_known=True)
 
     def _dirty_offsets(self) -> I64:
         """The newest dirty offset of each pick's fingerprint; -1: none, -2: doubtful."""
@@ -179,19 +186,22 @@ class Bulk:
         """Answers picks from the commit log; those whose offset has expired come back."""
         order = np.argsort(offsets)
         offsets, picks = offsets[order], picks[order]
-        expired: list[int] = []
+        expired: list[I64] = []
         at = 0
-        while at < len(offsets):
-            found = self.lookup._rows.find(self.partition.key, int(offsets[at]))
-            if found is None:
-                expired.append(int(picks[at]))
-                at += 1
-                continue
-            batch, rows = found
-            end = int(np.searchsorted(offsets, batch.end))
-            rows.take(offsets[at:end] - batch.base, picks[at:end], self.wanted, self.answers)
-            at = end
-        return np.array(expired, np.int64)
+        with Taking(self.wanted, self.answers) as taking:
+            while at < len(offsets):
+                found = self.lookup._rows.find(self.partition.key, int(offsets[at]))
+                end = at + 1 if found is None else bisect_left(offsets.data, found[0].end, at)
+                try:
+                    if found is None:
+                        expired.append(picks[at:end])
+                    else:
+                        found[1].take(offsets[at:end] - found[0].base, picks[at:end], taking)
+                except OffsetExpired:  # since a line ago
+                    expired.append(picks[at:end])
+                at = end
+            taking.flush()
+        return np.concatenate([np.empty(0, np.int64), *expired])
 
 
 def _candidates(

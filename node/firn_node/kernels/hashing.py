@@ -33,6 +33,13 @@ def _fingerprint(keys: Any, lengths: Any, topic_id: Any, k0: Any, k1: Any, hi: A
     return True
 
 
+@kernel("UniTuple(uint64, 2)(Array(uint8, 1, 'C', readonly=True), uint64, uint64, uint64)")
+def fingerprint_of(key: Any, topic_id: Any, k0: Any, k1: Any) -> Any:
+    """(hi, lo) of one key."""
+    first, second = siphash_of_key(key, 0, len(key), topic_id, k0, k1)
+    return first, second & np.uint64(0xFFFFFFFF)
+
+
 def fingerprint(
     keys: NDArray[np.uint8], lengths: NDArray[np.int32], topic_id: int, secret: NDArray[np.uint64]
 ) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:

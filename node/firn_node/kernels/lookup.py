@@ -13,6 +13,7 @@ from firn_node.kernels.jit import aligned, helper, kernel
 
 _COLUMN = "Array(uint64, 1, 'C', readonly=True)"
 _LOW = "Array(uint32, 1, 'C', readonly=True)"
+_PLACES = "Array(int64, 1, 'C', readonly=True)"
 # A uniform fingerprint's place differs from the expected one by sqrt(n) / 2 at one standard deviation.
 _DEVIATIONS = 4
 
@@ -76,6 +77,44 @@ def _ranges(hi: Any, word: Any, keys: Any, lows: Any, first: Any, last: Any) -> 
         while end < len(hi) and hi[end] == keys[i] and word[end] == top:
             end += 1
         last[i] = end
+
+
+@kernel(f"void({_COLUMN}, {_PLACES}, {_PLACES}, {_PLACES}, {_COLUMN}, int64[::1])")
+def _near(windows: Any, counts: Any, firsts: Any, rows: Any, keys: Any, found: Any) -> Any:
+    start = 0
+    for i in range(len(keys)):
+        n, key = counts[i], keys[i]
+        low, high = start, start + n
+        while low < high:
+            middle = (low + high) >> 1
+            if windows[middle] < key:
+                low = middle + 1
+            else:
+                high = middle
+        at, end = low - start, start + n
+        if (at == 0 and firsts[i] > 0) or (at == n and firsts[i] + n < rows[i]):
+            found[i] = -2  # it may lie outside of the window
+        elif at == n or windows[low] != key:
+            found[i] = -1
+        elif (low + 1 < end and windows[low + 1] == key) or (at == n - 1 and firsts[i] + n < rows[i]):
+            found[i] = -2  # several rows, or perhaps
+        else:
+            found[i] = firsts[i] + at
+        start += n
+
+
+def near(
+    windows: NDArray[np.uint64], counts: NDArray[np.int64], firsts: NDArray[np.int64], rows: NDArray[np.int64],
+    hi: NDArray[np.uint64],
+) -> NDArray[np.int64]:  # fmt: skip
+    """Where in its block the only row of each key's ``hi`` lies; -1: there is none, -2: the window cannot tell.
+
+    *Shape*: ``windows`` are ``counts[i]`` values of ``hi`` from row ``firsts[i]`` of a block of ``rows[i]`` on, one
+    window after another.
+    """
+    found = np.empty(len(hi), np.int64)
+    _near(windows, counts, firsts, rows, aligned(hi, np.uint64), found)
+    return found
 
 
 def lookup_newest(

@@ -82,6 +82,18 @@ def take_rows(
     return needed
 
 
+@kernel(f"void({_BYTES}, {_BYTES}, {_WHERE}, {_WHERE}, boolean[::1])")
+def same_keys(found: Any, keys: Any, key_starts: Any, picks: Any, is_same: Any) -> Any:
+    """Whether the keys in ``found``, each as long as the wanted one, are the wanted ones."""
+    at = 0
+    for i in range(len(picks)):
+        is_same[i] = True
+        for j in range(key_starts[picks[i]], key_starts[picks[i] + 1]):
+            if found[at] != keys[j]:
+                is_same[i] = False
+            at += 1
+
+
 @kernel("void(Array(uint8, 1, 'C', readonly=True), int64[::1], int64[::1], uint8[::1])")
 def in_order(arena: Any, starts: Any, lengths: Any, out: Any) -> Any:
     """The values of ``arena`` one after another in the order of ``lengths``; negative ones have none."""

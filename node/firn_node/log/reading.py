@@ -54,6 +54,11 @@ class LogReader:
         view = self._view
         return [(start, view.end_of(index)) for index, start in enumerate(view.starts)]
 
+    def segment_start(self, position: int) -> int:
+        """Where the segment that holds ``position`` starts; a position below ``start`` is the first segment's."""
+        view = self._view
+        return view.starts[max(view.index_of(position), 0)]
+
     def range(self, position: int, size: int) -> FileRange:
         """Bytes at ``position``, leased: as many of ``size`` as its segment holds; the taker releases.
 
