@@ -59,7 +59,7 @@ add up to the size exactly. Source: the design's storage chapter; `docs/formats.
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from functools import cached_property, wraps
 from itertools import pairwise
@@ -70,7 +70,6 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from firn import limits
 from firn.crc import crc32c
 from firn.errors import Corrupt, Invalid, LimitExceeded, MalformedBatch
 
@@ -625,31 +624,6 @@ def iterate(data: Buffer, *, check_crc: bool = True) -> Iterator[Batch]:
             raise MalformedBatch(f"batch at byte {at}: {header.size} bytes announced, {len(view) - at} there")
         yield Batch(view[at : at + header.size], header)
         at += header.size
-
-
-def check_limits(batch: Batch) -> None:
-    """The produce limits; not asked of what is stored.
-
-    Errors: LimitExceeded, naming the record and the limit.
-    """
-    h, c = batch.header, batch.columns
-    if h.size > limits.BATCH_BYTES_MAX or h.records > limits.BATCH_RECORDS_MAX:
-        raise LimitExceeded(
-            f"batch of {h.size} bytes and {h.records} records: at most {limits.BATCH_BYTES_MAX} bytes "
-            f"and {limits.BATCH_RECORDS_MAX} records"
-        )
-    for name, lengths, most in (
-        ("key", c.key_lengths, limits.KEY_BYTES_MAX),
-        ("value", c.value_lengths, limits.VALUE_BYTES_MAX),
-    ):
-        if int(lengths.max()) > most:
-            at = int(lengths.argmax())
-            raise LimitExceeded(f"record {at}: a {name} of {int(lengths[at])} bytes; at most {most}")
-
-
-def restamped(header: BatchHeader, **changes: Any) -> BatchHeader:
-    """A copy of the header with fields changed, as the broker does at append."""
-    return replace(header, **changes)
 
 
 def corrupt(error: MalformedBatch, *, file: str, position: int) -> Corrupt:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from firn.errors import Invalid, Unavailable
 from firn.topicspec import TopicDocument
 from firn_node.config_topics import apply_topics
-from firn_node.memory import bound_heaps
+from firn_node.memory import bound_heaps, release_compiler
 from firn_node.settings import BrokerSettings
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def _load_kernels() -> None:
     from firn_node.kernels.jit import load_all
 
     load_all()
+    release_compiler()
 
 
 async def _until_stopped_or_failed(broker: "Broker", stopping: asyncio.Event) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class MemorySettings:
-    """Budgets in bytes; with the process itself (160 MiB with Numba) below 360 MiB in all."""
+    """Budgets in bytes; with the process itself (130 MiB when its kernels are loaded) and a compaction below 360 MiB."""
 
     # Two thirds: RocksDB's block cache and write buffers. One third: rows of batches that `get` touched.
     index_bytes: int = 48 << 20

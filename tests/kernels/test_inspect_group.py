@@ -1,6 +1,7 @@
 """Groups of batches: the kernel's verdict, fingerprints and stamps against ``firn.batch``."""
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -46,8 +47,11 @@ def decode_everything(data: bytes) -> fb.Batch:
     """All that a reader may ask of a batch; raises when any of it cannot be decoded."""
     batch = fb.Batch(data)
     batch.verify()
-    _ = batch.columns
-    fb.check_limits(batch)
+    h, c = batch.header, batch.columns
+    assert h.size <= limits.BATCH_BYTES_MAX
+    assert h.records <= limits.BATCH_RECORDS_MAX
+    assert c.key_lengths.max() <= limits.KEY_BYTES_MAX
+    assert c.value_lengths.max() <= limits.VALUE_BYTES_MAX
     batch.key_list(), batch.value_list(), batch.tag_list(), batch.queue_list()
     for headers in batch.header_list():
         assert isinstance(headers, dict)
@@ -296,7 +300,7 @@ def test_stamped_batches_are_what_firn_batch_would_have_written(
     stamp_group(data, group, np.array([base for _, base in parts]), epoch, 123_456)
     for i, (found, (part, base)) in enumerate(zip(fb.iterate(data), parts, strict=True)):
         header = fb.parse_header(part)
-        expected = fb.restamped(
+        expected = replace(
             header,
             base_offset=base,
             last_offset=base + header.records - 1,
