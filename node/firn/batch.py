@@ -308,37 +308,42 @@ def encode(columns: Columns, identity: Identity, codecs: Codecs | None = None) -
         ],
         "<u4",
     )  # fmt: skip
-    first = [lengths.tobytes()]
+    first: list[Buffer] = [lengths.data]
     for column in (columns.key_lengths, columns.value_lengths, columns.timestamps):
-        first.append(_pad(column.tobytes()))
+        first += _padding(np.ascontiguousarray(column).data)
     if sparse:
-        first.append(_pad((offsets - base).astype("<u4").tobytes()))
-    first += [_pad(keys), _pad(columns.tags), _pad(columns.queues), _pad(headers)]
+        first += _padding((offsets - base).astype("<u4").data)
+    for stored in (keys, columns.tags, columns.queues, headers):
+        first += _padding(stored)
     keys_part = b"".join(first)
-    values_part = _pad(values)
-    size = HEADER_BYTES + len(keys_part) + len(values_part)
+    values_part = _padding(values)
+    values_crc = 0
+    for piece in values_part:
+        values_crc = crc32c(piece, values_crc)
+    size = HEADER_BYTES + len(keys_part) + padded(len(values))
     if size >= 1 << 32:
         raise LimitExceeded(f"batch of {size} bytes: the format holds at most 4 GiB")
     header = BatchHeader(
-        flags, size, len(keys_part), n, crc32c(keys_part), crc32c(values_part), identity.topic_id,
+        flags, size, len(keys_part), n, crc32c(keys_part), values_crc, identity.topic_id,
         identity.partition, identity.epoch, base, last, identity.producer_id, identity.producer_epoch,
         identity.sequence, int(columns.timestamps.min()), int(columns.timestamps.max()), identity.append_timestamp,
     )  # fmt: skip
-    return b"".join((header.encode(), keys_part, values_part))
+    return b"".join((header.encode(), keys_part, *values_part))
 
 
-def _stored(codec: int, plain: Any) -> tuple[bytes, int]:
-    """The stored bytes of a column and the codec in force: plain when compression does not help."""
-    data = plain if type(plain) is bytes else bytes(plain)
-    if codec == Codec.NONE or not data:
-        return data, Codec.NONE
+def _stored(codec: int, plain: Any) -> tuple[Buffer, int]:
+    """The stored bytes of a column and the codec in force: plain, and uncopied, when compression does not help."""
+    if codec == Codec.NONE or not len(plain):
+        return plain if type(plain) is bytes else memoryview(plain), Codec.NONE
+    data = bytes(plain)
     packed = compress(codec, data)
     return (packed, codec) if len(packed) < len(data) else (data, Codec.NONE)
 
 
-def _pad(data: Buffer) -> bytes:
-    data = bytes(data)
-    return data + bytes(-len(data) % 8)
+def _padding(data: Buffer) -> list[Buffer]:
+    """A column's bytes and the zeros behind it, uncopied."""
+    rest = -memoryview(data).nbytes % 8
+    return [data, bytes(rest)] if rest else [data]
 
 
 def columns_of(

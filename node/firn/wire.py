@@ -115,9 +115,25 @@ def frames(op: int, id: int, meta: dict[str, Any] | None = None, data: Buffer = 
             return
     view = memoryview(data)
     room = max(0, _DATA_BYTES - len(msgpack.packb(meta)))
-    yield msgpack.packb([op, id, {**meta, "size": len(data)}, view[:room]])
+    yield _frame(msgpack.packb([op, id, {**meta, "size": len(data)}, b""]), view[:room])
+    more = msgpack.packb([Op.MORE, id, {}, b""])
     for at in range(room, len(data), _DATA_BYTES):
-        yield msgpack.packb([Op.MORE, id, {}, view[at : at + _DATA_BYTES]])
+        yield _frame(more, view[at : at + _DATA_BYTES])
+
+
+_BIN8, _BIN16, _BIN32 = 0xC4, 0xC5, 0xC6  # msgpack: bytes, behind a length of so many bits
+
+
+def _frame(without_data: bytes, data: memoryview) -> bytes:
+    """A packed frame that has no data, with these data in their place: copied once, where msgpack copies twice."""
+    size = len(data)
+    if size < 1 << 8:
+        head = bytes((_BIN8, size))
+    elif size < 1 << 16:
+        head = bytes((_BIN16,)) + size.to_bytes(2, "big")
+    else:
+        head = bytes((_BIN32,)) + size.to_bytes(4, "big")
+    return b"".join((without_data[:-2], head, data))
 
 
 class Assembler:
@@ -139,6 +155,8 @@ class Assembler:
         Errors: Invalid (malformed frame), LimitExceeded (too much announced or open); ``details["id"]`` is the
         exchange where it is known. Later frames of a refused message are passed over silently.
         """
+        if frame.startswith(_MORE_HEAD) and (more := _parse_more(frame)) is not None:
+            return self._more(*more)
         op, id, meta, data = _parse_frame(frame)
         if op == Op.MORE:
             return self._more(id, data)
@@ -162,7 +180,7 @@ class Assembler:
         self._bytes += size
         return None
 
-    def _more(self, id: int, data: bytes) -> Message | None:
+    def _more(self, id: int, data: Buffer) -> Message | None:
         found = self._open.get(id)
         if found is None:
             return None  # the rest of a message that was refused
@@ -182,6 +200,25 @@ class Assembler:
     def _drop(self, id: int) -> None:
         _, whole, _ = self._open.pop(id)
         self._bytes -= len(whole)
+
+
+_MORE_HEAD = bytes((0x94, Op.MORE))  # an array of four; the first is MORE
+_EMPTY_MAP_BIN16 = bytes((0x80, _BIN16))
+_UINT_BYTES = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}  # msgpack: unsigned integers from 128 on
+
+
+def _parse_more(frame: bytes) -> tuple[int, memoryview] | None:
+    """(id, data) of a MORE as ``frames`` makes it, without a copy; None for one of another shape, or malformed."""
+    first = frame[2] if len(frame) > 2 else 0xFF
+    width = 0 if first < 0x80 else _UINT_BYTES.get(first)
+    if width is None:
+        return None
+    at = 3 + width
+    id = int.from_bytes(frame[3:at], "big") if width else first
+    if frame[at : at + 2] != _EMPTY_MAP_BIN16:
+        return None
+    data = memoryview(frame)[at + 4 :]
+    return (id, data) if len(data) == int.from_bytes(frame[at + 2 : at + 4], "big") else None
 
 
 def _parse_frame(frame: bytes) -> tuple[int, int, dict[str, Any], bytes]:

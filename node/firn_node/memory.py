@@ -15,7 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-MMAP_BYTES = 1 << 20  # larger blocks are mapped and unmapped one by one
+# Larger blocks are mapped and unmapped one by one, which costs a page fault for each 4 KiB. A produce request of
+# 1 MiB and its head stay below: of bulk produce they were a seventh of the broker's CPU.
+MMAP_BYTES = (1 << 20) + (64 << 10)
+TRIM_BYTES = 16 << 20  # kept at a heap's end: as much as lies unsynced, twice
 ARENAS_MAX = 2  # heaps; threads share them, allocation is rare where it is parallel
 
 _COMPILER = "libllvmlite"
@@ -41,7 +44,7 @@ def bound_heaps() -> None:
     libc = _libc()
     if libc is not None:
         libc.mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES)
-        libc.mallopt(_M_TRIM_THRESHOLD, 4 * MMAP_BYTES)
+        libc.mallopt(_M_TRIM_THRESHOLD, TRIM_BYTES)
         libc.mallopt(_M_ARENA_MAX, ARENAS_MAX)
 
 
