@@ -332,3 +332,25 @@ def test_a_name_that_came_back_after_a_failed_append_does_not_hide_later_appends
         model.disk.crash()
         model.reopen(0)
         assert len(model.batches) == 6
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_log_whose_creation_was_interrupted_survives_power_loss_after_the_restart(seed: int) -> None:
+    disk = SimDisk(seed)
+
+    def hook(name: str) -> None:
+        if name == "log.create.written":
+            raise Stopped
+
+    failpoints.hook = hook
+    try:
+        with pytest.raises(Stopped):
+            open_log(disk)
+    finally:
+        failpoints.hook = None
+    disk.kill()
+    log = open_log(disk)
+    log.append([sized(500, 0)])
+    log.sync()
+    disk.crash()
+    assert open_log(disk).read(0, log.written_end) == sized(500, 0)

@@ -23,7 +23,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from firn.batch import HEADER_BYTES, Buffer
+from firn.batch import Buffer
 from firn.errors import Corrupt, Invalid, InvariantBroken, Unavailable
 from firn_node import failpoints
 from firn_node.disk import Disk
@@ -31,6 +31,7 @@ from firn_node.filecache import FileCache
 from firn_node.log.headpage import Slot, first_page, write_slot
 from firn_node.log.reading import LogReader, View
 from firn_node.log.recovery import Check, check_batches, recover
+from firn_node.log.runs import Plan, Run, plan_batches, plan_copy
 from firn_node.log.segment import (
     Segment,
     SegmentInfo,
@@ -41,7 +42,6 @@ from firn_node.log.segment import (
     store_summary,
     summary_path,
 )
-from firn_node.log.walk import TopicBytes, announced_size
 
 READER_WAIT_SECONDS = 10.0  # how long a truncation waits for readers of the bytes that it removes
 
@@ -64,11 +64,14 @@ class Hold:
 
 
 class CommitLog(LogReader):
-    def __init__(self, disk: Disk, cache: FileCache, folder: str, segment_bytes: int) -> None:
+    def __init__(
+        self, disk: Disk, cache: FileCache, folder: str, segment_bytes: int, check: Check = check_batches
+    ) -> None:
         super().__init__(cache)
         self._disk = disk
         self._folder = folder
         self._segment_bytes = segment_bytes
+        self._check = check
         self._shape_lock = threading.Lock()
         self._sync_lock = threading.Lock()
         self._append_lock = threading.Lock()
@@ -93,7 +96,7 @@ class CommitLog(LogReader):
         index's checkpoint does. *Errors*: Corrupt: rebuild from a peer.
         """
         found = recover(disk, folder, verify_from=verify_from, create_at=create_at, check=check)
-        log = cls(disk, cache, folder, segment_bytes)
+        log = cls(disk, cache, folder, segment_bytes, check)
         segments = tuple(Segment(folder, start) for start in found.starts)
         active = segments[-1]
         active.file = disk.open(active.path, "write")
@@ -137,52 +140,65 @@ class CommitLog(LogReader):
             return []
         with self._append_lock:
             self._check_usable()
-            view = self._view
             positions = self.plan([len(batch) for batch in batches])
-            added, append_ms = _topics_of(batches)
-            runs = self._runs(batches, positions)
-            end = positions[-1] + len(batches[-1])
-            slot = self._next_slot(runs[-1][0], end=end, append_ms=append_ms)
-            segments = list(view.segments)
-            try:
-                for start, run in runs:
-                    self._write_run(segments, start, run, slot)
-                    failpoints.step("log.append.run_written")
-            except OSError as error:
-                self._counter = slot.counter - 1  # so that the next slot goes where this one went
-                self._cut(view, segments[len(view.segments) :], error)
-                raise
-            failpoints.step("log.append.written")
-            self._publish(view, segments, runs, added, slot)
+            start = self._view.starts[-1]
+            self._write(
+                plan_batches(batches, positions, segment_start=start, segment_bytes=self._segment_bytes)
+            )
             return positions
 
-    def _runs(self, batches: Sequence[Buffer], positions: Sequence[int]) -> list[tuple[int, list[Buffer]]]:
-        """(segment start, batches that go there), in order; an unknown start is a new segment's."""
-        start = self._view.starts[-1]
-        runs: list[tuple[int, list[Buffer]]] = []
-        for position, batch in zip(positions, batches, strict=True):
-            if position + len(batch) - start > self._segment_bytes and position > start:
-                start = position
-            if not runs or runs[-1][0] != start:
-                runs.append((start, []))
-            runs[-1][1].append(batch)
-        return runs
+    def append_copy(self, position: int, data: Buffer) -> int:
+        """The log's new end, after appending batches as another replica's log has them from ``position`` on.
 
-    def _write_run(self, segments: list[Segment], start: int, run: list[Buffer], slot: Slot) -> None:
+        Byte-identical by position; segments are cut here as this log cuts them. *Effects* and further errors: as
+        of ``append``. *Errors*: MalformedBatch unless all of ``data`` is whole batches whose checksums hold, and
+        InvariantBroken unless ``position`` is the written end; nothing is appended then.
+        """
+        with self._append_lock:
+            self._check_usable()
+            if position != self.written_end:
+                raise InvariantBroken(
+                    f"commit log: a copy of position {position} cannot go to the end, {self.written_end}"
+                )
+            start = self._view.starts[-1]
+            plan = plan_copy(
+                data, position, segment_start=start, segment_bytes=self._segment_bytes, check=self._check
+            )
+            self._write(plan)
+            return plan.end
+
+    def _write(self, plan: Plan) -> None:
+        """The steps of an append, under ``_append_lock``."""
+        view = self._view
+        slot = self._next_slot(plan.runs[-1].start, end=plan.end, append_ms=plan.append_ms)
+        segments = list(view.segments)
+        try:
+            for run in plan.runs:
+                self._write_run(segments, run, slot)
+                failpoints.step("log.append.run_written")
+        except OSError as error:
+            self._counter = slot.counter - 1  # so that the next slot goes where this one went
+            self._cut(view, segments[len(view.segments) :], error)
+            raise
+        failpoints.step("log.append.written")
+        self._publish(view, segments, plan.runs, slot)
+
+    def _write_run(self, segments: list[Segment], run: Run, slot: Slot) -> None:
         """One write of the batches; a new segment begins with its head page."""
+        start = run.start
         if segments[-1].start != start:
             segment = Segment(self._folder, start, topics={})
             page = first_page(slot if slot.start == start else self._slot_for(start, slot))
             segments.append(segment)
             segment.file = self._disk.open(segment.path, "create")
-            segment.file.pwrite([page, *run], 0)
+            segment.file.pwrite([page, *run.parts], 0)
             return
         segment = segments[-1]
         assert segment.file is not None, "the active segment has a write handle"
         if slot.start == start:
             write_slot(segment.file, slot)
             failpoints.step("log.append.slot_written")
-        segment.file.pwrite(run, segment.byte_of(self._view.end))
+        segment.file.pwrite(run.parts, segment.byte_of(self._view.end))
 
     def _slot_for(self, start: int, slot: Slot) -> Slot:
         return Slot(slot.counter, start, slot.log_start, slot.durable_end, slot.end, slot.append_ms)
@@ -193,20 +209,15 @@ class CommitLog(LogReader):
         newest = max(self._append_ms, append_ms)
         return Slot(self._counter, start, self.start, min(self._durable_end, end), end, newest)
 
-    def _publish(
-        self, before: View, segments: list[Segment], runs: Sequence[tuple[int, list[Buffer]]],
-        added: Sequence[tuple[int, int, int]], slot: Slot,
-    ) -> None:  # fmt: skip
+    def _publish(self, before: View, segments: list[Segment], runs: Sequence[Run], slot: Slot) -> None:
         """Make an append visible, and known to the next sync, at one instant."""
         by_start = {segment.start: segment for segment in segments[len(before.segments) - 1 :]}
-        rows = iter(added)
         with self._lock:
-            for start, run in runs:
-                segment = by_start[start]
+            for run in runs:
+                segment = by_start[run.start]
                 assert segment.topics is not None, "the active segment's topics are loaded"
-                for _ in run:
-                    _add(segment.topics, *next(rows))
-                self._unsynced[start] = segment
+                run.add_to(segment.topics)
+                self._unsynced[run.start] = segment
             if len(segments) > len(before.segments):
                 self._names_unsynced = True
                 self._unsynced.setdefault(
@@ -453,6 +464,45 @@ class CommitLog(LogReader):
                 raise Unavailable(f"commit log: {paths[0]} was truncated away and is still being read")
             time.sleep(0.005)
 
+    def begin_at(self, position: int) -> None:
+        """Let an empty log begin at ``position``, further on than it does. *Effects*: durable on return.
+
+        1. write and sync the new first segment, whose slot is a marker, 2. sync the folder: from here on a crash
+        ends in the moved log, 3. publish, 4. unlink the old segment, sync the folder. *Errors*: InvariantBroken
+        for a log with batches; OSError: the log is then broken until a restart.
+        """
+        with self._shape_lock, self._sync_lock, self._append_lock:
+            self._check_usable()
+            view = self._view
+            if view.end != view.starts[0] or position < view.end:
+                raise InvariantBroken(
+                    f"commit log [{view.starts[0]}, {view.end}) cannot be moved to position {position}"
+                )
+            if position > view.end:
+                self._begin_at(position, view.segments[0])
+
+    def _begin_at(self, position: int, old: Segment) -> None:
+        segment = Segment(self._folder, position, topics={})
+        try:
+            self._counter += 1
+            segment.file = self._disk.open(segment.path, "create")
+            slot = Slot(self._counter, position, position, position, position, self._append_ms)
+            segment.file.pwrite([first_page(slot)], 0)
+            segment.file.sync()
+            failpoints.step("log.begin.written")
+            self._disk.sync_folder(self._folder)
+            failpoints.step("log.begin.folder_synced")
+            with self._lock:
+                self._durable_end = position
+                self._unsynced, self._names_unsynced = {}, False
+                self._view = View((position,), (segment,), position)
+            self._unlink(old)
+            failpoints.step("log.begin.unlinked")
+            self._disk.sync_folder(self._folder)
+        except OSError as error:
+            self._break(f"moving the empty log to {position} failed: {error}")
+            raise
+
     def close(self) -> None:
         """Stop cleanly: 1. sync, 2. write and sync a marker, 3. store the active segment's summary.
 
@@ -479,26 +529,3 @@ class CommitLog(LogReader):
                     if segment.file is not None:
                         segment.file.close()
                         segment.file = None
-
-
-def _topics_of(batches: Sequence[Buffer]) -> tuple[list[tuple[int, int, int]], int]:
-    """(topic_id, bytes, append time) of each batch, and the newest append time.
-
-    *Errors*: InvariantBroken for bytes that are no batch: the appender checks before it comes here.
-    """
-    rows, newest = [], 0
-    for batch in batches:
-        head = bytes(batch[:HEADER_BYTES])
-        if announced_size(head) != len(batch):
-            raise InvariantBroken(f"commit log: {len(batch)} bytes to append are not one whole batch")
-        stamp = int.from_bytes(head[96:104], "little", signed=True)
-        rows.append((int.from_bytes(head[32:40], "little"), len(batch), stamp))
-        newest = max(newest, stamp)
-    return rows, newest
-
-
-def _add(topics: Topics, topic_id: int, size: int, stamp: int) -> None:
-    before = topics.get(topic_id)
-    if before is not None:
-        size, stamp = size + before.bytes, max(stamp, before.newest_append_ms)
-    topics[topic_id] = TopicBytes(size, stamp)

@@ -30,7 +30,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from firn.batch import HEADER_BYTES, Batch, parse_header
+from firn.batch import HEADER_BYTES, Batch, Buffer, parse_header
 from firn.errors import Corrupt, MalformedBatch
 from firn_node import failpoints
 from firn_node.disk import Disk
@@ -42,10 +42,10 @@ CHUNK = 4 << 20
 
 # Given bytes that begin with a batch: how many bytes of whole, sound batches they begin with, and what is
 # wrong with the next one; None when it merely runs on past the end of the bytes.
-Check = Callable[[bytes], tuple[int, str | None]]
+Check = Callable[[Buffer], tuple[int, str | None]]
 
 
-def check_batches(data: bytes) -> tuple[int, str | None]:
+def check_batches(data: Buffer) -> tuple[int, str | None]:
     """The ``Check`` in force: structure of each header and all three CRCs.
 
     A kernel runs over what is sound; Python looks at the first batch that is not, and says why.
@@ -96,6 +96,8 @@ def recover(disk: Disk, folder: str, *, verify_from: int, create_at: int, check:
     newest = _newest_slot(folder, starts, {start: page for start, (page, _) in pages.items()})
     if newest is None:
         return _create_again(disk, folder, starts, verify_from)
+    if newest.end == newest.log_start:  # made or moved by a process that died before the name was durable
+        disk.sync_folder(folder)
     starts = _without_expired(disk, folder, starts, newest.log_start)
     ends = dict(zip(starts, (*starts[1:], starts[-1] + pages[starts[-1]][1]), strict=True))
     sure = max(newest.durable_end, verify_from)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from firn.batch import HEADER_BYTES, MAGIC
+from firn.batch import HEADER_BYTES, MAGIC, Buffer
 from firn.errors import Corrupt
 from firn_node.disk import File
 from firn_node.kernels.logwalk import sound, walk
@@ -27,8 +27,14 @@ class Headers(NamedTuple):
     append_ms: NDArray[np.int64]
     end: int
 
+    def rows(self, first: int, after: int) -> "Headers":
+        """The rows ``[first, after)``, at least one."""
+        starts, sizes = self.starts[first:after], self.sizes[first:after]
+        end = int(starts[-1] + sizes[-1])
+        return Headers(starts, sizes, self.topic_ids[first:after], self.append_ms[first:after], end)
 
-def sound_bytes(data: bytes) -> int:
+
+def sound_bytes(data: Buffer) -> int:
     """Bytes of the whole batches that ``data`` begins with whose header and checksums hold."""
     return int(sound(np.frombuffer(data, np.uint8)))
 
@@ -36,7 +42,7 @@ def sound_bytes(data: bytes) -> int:
 _NO_I8, _NO_U8 = np.empty(0, np.int64), np.empty(0, np.uint64)
 
 
-def headers(data: bytes) -> Headers:
+def headers(data: Buffer) -> Headers:
     """The headers of the whole batches at the beginning of ``data``; stops at the first byte that is none."""
     view = np.frombuffer(data, np.uint8)
     count = int(walk(view, _NO_I8, _NO_I8, _NO_U8, _NO_I8))

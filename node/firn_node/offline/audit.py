@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from firn.batch import Batch, parse_header
+from firn.batch import Batch, Flag, parse_header
 from firn.errors import FirnError, Invalid
 from firn.types import OFFSETS_TOPIC_ID, TOPICS_TOPIC_ID
 from firn_node.compaction.manifest import FILE_NAME, CleanSegment, DirtySegment, Manifest
@@ -161,6 +161,8 @@ def _collector(audit: Audit, path: str) -> Any:
         position = start + found.at - HEAD_BYTES
         audit.batches += 1
         audit.log_end = max(audit.log_end, position + h.size)
+        if h.flags & Flag.CONTROL:
+            return  # of no partition
         audit.log.setdefault((h.topic_id, h.partition), []).append(
             LogBatch(path, found.at, h.size, position, h.base_offset, h.last_offset)
         )
