@@ -10,8 +10,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import compress, repeat
+from itertools import compress, repeat, starmap
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -181,10 +180,10 @@ def rows_of(
     if keep is not None:
         chosen = keep.tolist()
         columns = [x if isinstance(x, repeat) else list(compress(x, chosen)) for x in columns]
-    return map(_MAKE, zip(repeat(topic), repeat(h.partition), *columns, strict=False))
-
-
-_MAKE = partial(tuple.__new__, Record)
+    fields = zip(repeat(topic), repeat(h.partition), *columns, strict=False)
+    return starmap(
+        tuple.__new__, zip(repeat(Record), fields, strict=False)
+    )  # no call of Python, none of ``partial``
 
 
 def _stamps(column: NDArray[np.int64]) -> "list[int] | repeat[int]":
