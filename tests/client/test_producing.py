@@ -83,6 +83,21 @@ def test_tag_timestamp_headers_queues_and_partition_travel_with_the_record() -> 
     with_broker(work)
 
 
+@pytest.mark.parametrize("linger_ms", [0, 5])
+def test_records_with_and_without_a_tag_keep_their_order_and_their_own_offsets(linger_ms: int) -> None:
+    async def work(broker: FakeBroker, client: Client) -> None:
+        tags = [None] * 3 + ["red", None, "blue"] + [None] * 300 + ["red"]
+        async with client.producer("t", linger_ms=linger_ms) as producer:
+            sent = [producer.send(b"k%d" % i, b"%d" % i, tag) for i, tag in enumerate(tags)]
+            many = await producer.send_many([b"a", b"b"], [b"x", None])
+            assert [await s for s in sent] == [(0, i) for i in range(len(tags))]
+            assert (await many)[1].tolist() == [len(tags), len(tags) + 1]
+        found = [(r.value, r.tag) for r in broker.records("t")]
+        assert found == [*((b"%d" % i, tag) for i, tag in enumerate(tags)), (b"x", None), (None, None)]
+
+    with_broker(work)
+
+
 @pytest.mark.parametrize(
     "fate", ["drop_before", "drop_after", "unavailable", "unavailable_after", "first_unavailable"]
 )

@@ -30,7 +30,8 @@ ROW_BYTES = 16
 Lengths = tuple[NDArray[np.int64], NDArray[np.int64]]  # of keys, and of values: -1 is a tombstone
 Row = tuple[Any, Any, Any, Any, Any, Any, Any]  # key, value, tag, timestamp, headers, queues, partition
 FIELDS = 7
-Fields = list[list[Any]]  # the same seven, each as a list over the rows
+PLAIN_FIELDS = 2  # of a record that has a key and a value alone
+Fields = list[Any]  # the same seven, each as a list over the rows; None where no row was given any
 
 
 class Chunk:
@@ -154,9 +155,14 @@ class SentMany:
         return np.concatenate([p for p, _ in found]), np.concatenate([o for _, o in found])
 
 
-def fields_of(flat: list[Any]) -> Fields:
-    """The seven lists of rows that lie behind one another in one list."""
-    return [flat[at::FIELDS] for at in range(FIELDS)]
+def fields_of(flat: list[Any], width: int = FIELDS) -> Fields:
+    """The seven lists of rows of which ``width`` fields lie behind one another in one list."""
+    return [*(flat[at::width] for at in range(width)), *[None] * (FIELDS - width)]
+
+
+def _full(fields: Fields) -> list[list[Any]]:
+    """The fields with a list in the place of each None."""
+    return [[None] * len(fields[0]) if column is None else column for column in fields]
 
 
 def bytes_of(fields: Fields) -> int:
@@ -174,7 +180,7 @@ def plain_lengths(fields: Fields) -> Lengths | None:
     if set(map(type, keys)) != {bytes}:
         return None
     try:
-        if not all(map(_none, extras)):
+        if not all(column is None or _none(column) for column in extras):
             return None
     except Exception:  # a field that will not even be compared: a NumPy array's is an array
         return None
@@ -220,6 +226,7 @@ def cut(chunk: Chunk, partitions: int, *, batch_bytes: int, now_ms: int) -> list
         placed = partitions_of(keys, partitions)
         chunk.partitions = placed
         return _part(Lists(keys, values, *lengths, now_ms), placed, numbers, partitions, batch_bytes)
+    fields = _full(fields)
     if faults := faults_of(fields, partitions, chunk.first):
         for row, error in faults.items():
             chunk.fail([row], error)
@@ -376,7 +383,7 @@ def faults_of(fields: Fields, partitions: int, first: int) -> dict[int, FirnErro
     """
     keys, values = fields[:2]
     found = {}
-    for row, record in enumerate(zip(*fields, strict=True)):
+    for row, record in enumerate(zip(*_full(fields), strict=True)):
         error = fault_of(record, partitions, f"record {first + row}")
         if error is not None:
             found[row] = error

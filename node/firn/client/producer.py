@@ -24,6 +24,7 @@ from typing import Any, Self
 from firn.batch import Buffer
 from firn.client.chunks import (
     FIELDS,
+    PLAIN_FIELDS,
     Chunk,
     Fields,
     Sent,
@@ -111,8 +112,10 @@ class Producer:
         self._guard = guard or nullcontext()
         self._loop = asyncio.get_running_loop()
         self._sent = 0
-        # The open chunk's rows behind one another: a tuple each would keep the collector of Python busy.
+        # The open chunk's rows behind one another: a tuple each would keep the collector of Python busy. They are
+        # keys and values until the first record that has more.
         self._rows: list[Any] = []
+        self._width = PLAIN_FIELDS
         self._chunk = Chunk(self._loop, 0)
         self._limit = 0  # the open chunk is closed at this length of ``_rows``; 0: none is open
         self._chunk_records = FIRST_CHUNK_RECORDS
@@ -150,11 +153,20 @@ class Producer:
         Errors: LimitExceeded when the buffer is full: await something that was sent, or ``flush``.
         """
         rows = self._rows
+        if self._width == PLAIN_FIELDS:
+            if tag is None and timestamp is None and headers is None and queues is None and partition is None:
+                n = len(rows)
+                if n >= self._limit:
+                    rows = self._next_chunk()
+                    n = 0
+                rows.extend((key, value))  # whole, or not at all
+                return Sent((self._chunk, n >> 1))
+            rows = self._next_chunk(FIELDS)
         n = len(rows)
         if n >= self._limit:
             rows = self._next_chunk()
-            n = len(rows)
-        rows.extend((key, value, tag, timestamp, headers, queues, partition))  # whole, or not at all
+            n = 0
+        rows.extend((key, value, tag, timestamp, headers, queues, partition))
         return Sent((self._chunk, n // FIELDS))
 
     async def send_many(
@@ -190,7 +202,7 @@ class Producer:
             self._check_open()
             chunk = Chunk(self._loop, self._sent)
             lengths = whole.lengths and (whole.lengths[0][at : at + step], whole.lengths[1][at : at + step])
-            chunk.fill([column[at : at + step] for column in fields], lengths)
+            chunk.fill([column and column[at : at + step] for column in fields], lengths)
             with self._guard:
                 self._close_chunk()
                 self._enqueue(chunk)
@@ -204,18 +216,22 @@ class Producer:
         mean = max(1, like.bytes // like.records)
         return max(1, min(BATCH_RECORDS_MAX, self._chunk_bytes // mean))
 
-    def _next_chunk(self) -> list[Any]:
-        """Close the open chunk when it is full, begin another. Errors: LimitExceeded, Unavailable."""
+    def _next_chunk(self, width: int | None = None) -> list[Any]:
+        """Close the open chunk, begin another; ``width``: its rows, and all later ones, have so many fields.
+
+        Errors: LimitExceeded, Unavailable.
+        """
         self._check_open()
         if self._limit:
             self._close_chunk()
             self._loop.call_soon_threadsafe(self._wake.set)
+        self._width = width or self._width
         if self._buffered >= self._settings.buffer_bytes:
             raise LimitExceeded(
                 f"{self._buffered} bytes wait for acknowledgement, buffer_bytes is {self._settings.buffer_bytes}: "
                 "await a record that was sent, or flush"
             )
-        self._limit = self._chunk_records * FIELDS
+        self._limit = self._chunk_records * self._width
         self._is_due = False
         if get_ident() == self._thread:
             self._start_linger(self._chunk)
@@ -264,12 +280,12 @@ class Producer:
     def _close_chunk(self) -> None:
         if not self._rows:
             return
-        chunk, rows = self._chunk, self._rows
-        size = small_bytes(rows, FIELDS) if len(rows) <= RECORDS_MAX * FIELDS else None
+        chunk, rows, width = self._chunk, self._rows, self._width
+        size = small_bytes(rows, width) if len(rows) <= RECORDS_MAX * width else None
         if size is not None:
-            chunk.fill_small(fields_of(rows), size)
+            chunk.fill_small(fields_of(rows, width), size)
         else:
-            chunk.fill(fields_of(rows))
+            chunk.fill(fields_of(rows, width))
         self._rows, self._limit = [], 0
         self._enqueue(chunk)
         self._chunk_records = self._records_of_a_chunk(chunk)
@@ -518,13 +534,16 @@ def fields_of_many(
     """The records of columns given as lists or Arrow arrays. Errors: Invalid when lengths differ."""
     keys, values = _list_of(keys), _list_of(values)
     given = {"values": values, "tags": tags, "timestamps": timestamps, "headers": headers, "queues": queues}
-    found = [keys]
+    found: Fields = [keys]
     for name, column in given.items():
-        whole = [column] * len(keys) if column is None or isinstance(column, int) else _plain(column)
+        if column is None:
+            found.append(None)
+            continue
+        whole = [column] * len(keys) if isinstance(column, int) else _plain(column)
         if len(whole) != len(keys):
             raise Invalid(f"{name}: {len(whole)} of them for {len(keys)} keys")
         found.append(whole)
-    return [*found, [partition] * len(keys)]
+    return [*found, None if partition is None else [partition] * len(keys)]
 
 
 def _list_of(column: Any) -> list[Any]:
