@@ -111,6 +111,16 @@ class StandIn:
         self.changed = asyncio.Event()
         return outcomes
 
+    def begin_produce(
+        self, data: Buffer, *, conditions: Any = None
+    ) -> tuple[list[Outcome], Coroutine[Any, Any, None]]:
+        outcomes: list[Outcome] = []
+
+        async def later() -> None:
+            outcomes.extend(await self.produce(data, conditions=conditions))
+
+        return outcomes, later()
+
     def _append(self, batch: Batch, condition: int | None) -> Outcome:
         h = batch.header
         key = (h.topic_id, h.partition)

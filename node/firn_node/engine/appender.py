@@ -15,7 +15,7 @@ A failed write changes nothing but the broker's health; every later request sees
 import errno
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -40,11 +40,13 @@ from firn_node.engine.partition import Partition, Pending
 from firn_node.engine.partitions import Partitions
 from firn_node.engine.producers import ProducerRow, first_offset
 from firn_node.failpoints import step
-from firn_node.kernels import Fault, Group, fault_error, inspect_group, stamp_group
+from firn_node.kernels import Group, Head, fault_error, inspect_group, stamp_group
 
 _log = logging.getLogger(__name__)
 _UNSYNCED_WAIT_BYTES = 3 * UNSYNCED_BYTES_MAX
-_BROKERS_FLAGS = Flag.OFFSETS_SPARSE | Flag.REBUILT | Flag.CONTROL
+# Plain numbers: an operator of an enum costs a microsecond a batch.
+_BROKERS_FLAGS = int(Flag.OFFSETS_SPARSE | Flag.REBUILT | Flag.CONTROL)
+_HAS_QUEUES = int(Flag.HAS_QUEUES)
 
 
 @dataclass(slots=True)
@@ -80,36 +82,41 @@ class Appender:
         self._lookup = lookup
         self.written: deque[Written] = deque()  # in log order, for the dispatcher
 
-    async def produce(self, data: Buffer, conditions: Sequence[int | None] | None = None) -> list[Outcome]:
-        """One outcome a batch, in order. *Effects*: an Appended one is durable as its topic asks."""
+    def begin(
+        self, data: Buffer, conditions: Sequence[int | None] | None = None
+    ) -> tuple[list[Outcome], Awaitable[None] | None]:
+        """One outcome a batch, in order; and what must be awaited, if anything, before they are told: an Appended
+        one is durable then as its topic asks.
+        """
         self._core.health.check_serving()
         writable = data if isinstance(data, bytearray) else bytearray(data)
         view = np.frombuffer(writable, np.uint8)
         group = inspect_group(view, self._core.secret)
+        heads = group.heads()
         if conditions is not None and any(c is not None for c in conditions):
-            outcomes, sync = self._append_conditional(writable, group, conditions)
+            outcomes, sync = self._append_conditional(writable, group, heads, conditions)
         else:
-            outcomes, sync = self._append(writable, group, range(len(group)))
+            outcomes, sync = self._append(writable, group, heads, range(len(heads)))
         log = self._core.log
         if sync or any(isinstance(o, Conflict) for o in outcomes):
-            await self._flusher.wait(log.written_end)
-        elif log.written_end - self._core.dispatched_position > _UNSYNCED_WAIT_BYTES:
+            return outcomes, self._flusher.reached(log.written_end)
+        if log.written_end - self._core.dispatched_position > _UNSYNCED_WAIT_BYTES:
             # `flush: interval` on a disk that does not keep up: what is not synced is held in memory.
-            await self._flusher.wait(log.written_end - _UNSYNCED_WAIT_BYTES)
-        return outcomes
+            return outcomes, self._flusher.reached(log.written_end - _UNSYNCED_WAIT_BYTES)
+        return outcomes, None
 
     def append_internal(self, batch: Buffer) -> int:
         """Append one batch of an internal topic; its end position. Await the flusher before relying on it."""
         writable = bytearray(batch)
         group = inspect_group(np.frombuffer(writable, np.uint8), self._core.secret)
-        outcomes, _ = self._append(writable, group, range(len(group)), is_internal=True)
+        outcomes, _ = self._append(writable, group, group.heads(), range(len(group)), is_internal=True)
         for outcome in outcomes:
             if isinstance(outcome, FirnError):
                 raise outcome
         return self._core.log.written_end
 
     def _append_conditional(
-        self, data: bytearray, group: Group, conditions: Sequence[int | None]
+        self, data: bytearray, group: Group, heads: list[Head], conditions: Sequence[int | None]
     ) -> tuple[list[Outcome], bool]:
         """One batch after another: each condition sees what was appended before it in the same request."""
         if len(conditions) != len(group):
@@ -117,7 +124,7 @@ class Appender:
         outcomes: list[Outcome] = []
         any_sync = False
         for i, condition in enumerate(conditions):
-            found, sync = self._append(data, group, [i], condition)
+            found, sync = self._append(data, group, heads, [i], condition)
             outcomes += found
             any_sync |= sync
         return outcomes, any_sync
@@ -126,6 +133,7 @@ class Appender:
         self,
         data: bytearray,
         group: Group,
+        heads: list[Head],
         rows: Sequence[int],
         condition: int | None = None,
         *,
@@ -137,14 +145,14 @@ class Appender:
             try:
                 if writable is not None:
                     raise writable
-                self._plan_batch(data, group, i, at, plan, condition, is_internal=is_internal)
+                self._plan_batch(data, group, heads[i], i, at, plan, condition, is_internal=is_internal)
             except FirnError as error:
                 plan.outcomes[at] = error
             except OSError as error:  # reading what is known of its partition; the others go on
                 plan.outcomes[at] = Unavailable(f"nothing was appended: {error}")
         if plan.chosen:
             try:
-                self._write(data, group, plan)
+                self._write(data, group, heads, plan)
             except OSError as error:
                 refused = self._write_failed(error)
                 plan.outcomes = [
@@ -164,6 +172,7 @@ class Appender:
         self,
         data: bytearray,
         group: Group,
+        head: Head,
         i: int,
         at: int,
         plan: _Plan,
@@ -171,60 +180,57 @@ class Appender:
         *,
         is_internal: bool,
     ) -> None:
-        if group.fault[i] != Fault.OK:
+        if head.fault:
             raise fault_error(group, i)
-        if int(group.flags[i]) & _BROKERS_FLAGS:
+        if head.flags & _BROKERS_FLAGS:
             raise MalformedBatch(
                 "batch flags: sparse offsets, rebuilt and control batches are the broker's to write"
             )
-        topic = self._core.catalogue.by_id.get(int(group.topic_id[i]))
+        topic = self._core.catalogue.by_id.get(head.topic_id)
         if topic is None:
-            raise UnknownTopic(
-                f"topic id {int(group.topic_id[i])} does not exist (any more); look the topic up again"
-            )
+            raise UnknownTopic(f"topic id {head.topic_id} does not exist (any more); look the topic up again")
         if topic.name.startswith("__") and not is_internal:
             raise UnknownTopic(f"topic {topic.name!r} is internal; it cannot be written to", topic=topic.name)
-        if int(group.flags[i]) & Flag.HAS_QUEUES and not self._core.index.has_light_queues:
+        if head.flags & _HAS_QUEUES and not self._core.index.has_light_queues:
             raise Invalid(
                 f"light queues need the index kind rocksdb; this broker's is {self._core.index.kind}, so write the "
                 "records without queues, or migrate with `firn index migrate --to rocksdb`"
             )
-        partition = self._partitions.get(topic, int(group.partition[i]))
-        records = int(group.records[i])
+        partition = self._partitions.get(topic, head.partition)
+        records = head.records
         sync = topic.spec.durability.flush == "sync"
-        producer_id = int(group.producer_id[i])
-        if producer_id:
-            known = self._check_sequence(partition, group, i, plan)
+        if head.producer_id:
+            known = self._check_sequence(partition, head, plan)
             if known is not None:
                 plan.outcomes[at] = Appended(topic.topic_id, partition.number, known, records)
                 plan.duplicates = True  # answered once what it names is committed
                 return
         try:
             if condition is not None:
-                self._check_condition(partition, data, group, i, condition)
+                self._check_condition(partition, data, group, head, condition)
             self._partitions.active(partition)
         except (Corrupt, OSError) as error:
             raise park_on_damage(self._partitions, partition, error) from error
-        base = plan.next_offsets.get(partition.key, partition.next_offset)
-        plan.next_offsets[partition.key] = base + records
+        key = partition.key
+        base = plan.next_offsets.get(key, partition.next_offset)
+        plan.next_offsets[key] = base + records
         plan.outcomes[at] = Appended(topic.topic_id, partition.number, base, records)
         plan.chosen.append(i)
         plan.bases.append(base)
         plan.partitions.append(partition)
         plan.waits_for_sync |= sync
-        if producer_id:
-            self._plan_sequence(partition, group, i, plan, base)
+        if head.producer_id:
+            self._plan_sequence(partition, head, plan, base)
 
-    def _check_sequence(self, partition: Partition, group: Group, i: int, plan: _Plan) -> int | None:
-        producer_id = int(group.producer_id[i])
-        row = plan.producers.get((*partition.key, producer_id))
+    def _check_sequence(self, partition: Partition, head: Head, plan: _Plan) -> int | None:
+        row = plan.producers.get((*partition.key, head.producer_id))
         if row is None:
-            row = self._partitions.producer(partition, producer_id)
-        return first_offset(row, epoch=int(group.producer_epoch[i]), sequence=int(group.sequence[i]))
+            row = self._partitions.producer(partition, head.producer_id)
+        return first_offset(row, epoch=head.producer_epoch, sequence=head.sequence)
 
-    def _plan_sequence(self, partition: Partition, group: Group, i: int, plan: _Plan, base: int) -> None:
+    def _plan_sequence(self, partition: Partition, head: Head, plan: _Plan, base: int) -> None:
         """Later batches of the request see this one; the partition's own row waits for the write."""
-        producer_id, epoch = int(group.producer_id[i]), int(group.producer_epoch[i])
+        producer_id, epoch = head.producer_id, head.producer_epoch
         key = (*partition.key, producer_id)
         row = plan.producers.get(key)
         if row is None:
@@ -234,17 +240,16 @@ class Appender:
                 row.batches.extend(known.batches)
         elif row.epoch != epoch:
             row = ProducerRow(epoch)
-        row.batches.append((int(group.sequence[i]), base, int(group.records[i])))
+        row.batches.append((head.sequence, base, head.records))
         plan.producers[key] = row
 
     def _check_condition(
-        self, partition: Partition, data: bytearray, group: Group, i: int, condition: int
+        self, partition: Partition, data: bytearray, group: Group, head: Head, condition: int
     ) -> None:
-        if int(group.records[i]) != 1:
-            raise Invalid(f"if_offset needs a batch of one record, not of {int(group.records[i])}")
-        start = int(group.start[i])
-        key = Batch(memoryview(data)[start : start + int(group.size[i])]).key_list()[0]
-        row = int(group.first_row[i])
+        if head.records != 1:
+            raise Invalid(f"if_offset needs a batch of one record, not of {head.records}")
+        key = Batch(memoryview(data)[head.start : head.start + head.size]).key_list()[0]
+        row = head.first_row
         newest = self._lookup.newest(partition, key, int(group.hi[row]), int(group.lo[row]))
         offset = -1 if newest is None else newest.offset
         absent = newest is None or newest.value is None
@@ -257,28 +262,31 @@ class Appender:
             newest_offset=offset,
         )
 
-    def _write(self, data: bytearray, group: Group, plan: _Plan) -> None:
+    def _write(self, data: bytearray, group: Group, heads: list[Head], plan: _Plan) -> None:
         core = self._core
         now = core.clock.now_ms()
         view = memoryview(data)
         bases = np.full(len(group), -1, np.int64)
         bases[plan.chosen] = plan.bases
         stamp_group(data, group, bases, core.epoch, now)
-        batches = [view[int(group.start[i]) : int(group.start[i]) + int(group.size[i])] for i in plan.chosen]
+        chosen = [heads[i] for i in plan.chosen]
+        batches = [view[head.start : head.start + head.size] for head in chosen]
         step("append.stamped")
         positions = core.log.append(batches)
         step("append.written")
-        for at, i in enumerate(plan.chosen):
-            self._remember(plan.partitions[at], group, i, plan.bases[at], positions[at], now)
+        for partition, head, base, position in zip(
+            plan.partitions, chosen, plan.bases, positions, strict=True
+        ):
+            self._remember(partition, group, head, base, position, now)
         self.written.append(Written(data, group, plan.chosen, positions, core.log.written_end))
         core.metrics["append_batches"] += len(plan.chosen)
         core.metrics["append_bytes"] += sum(map(len, batches))
         self._flusher.wrote(sync=plan.waits_for_sync)
 
     def _remember(
-        self, partition: Partition, group: Group, i: int, base: int, position: int, now: int
+        self, partition: Partition, group: Group, head: Head, base: int, position: int, now: int
     ) -> None:
-        records, size, row = int(group.records[i]), int(group.size[i]), int(group.first_row[i])
+        records, size, row = head.records, head.size, head.first_row
         end = base + records
         partition.next_offset = end
         partition.pending.append(Pending(base, end, position, size))
@@ -292,14 +300,14 @@ class Appender:
         partition.active_bytes += size
         partition.active_since_ms = partition.active_since_ms or now
         self._core.metrics["append_records"] += records
-        producer_id = int(group.producer_id[i])
+        producer_id = head.producer_id
         if producer_id:
-            epoch = int(group.producer_epoch[i])
+            epoch = head.producer_epoch
             known = partition.producers.get(producer_id)
             if known is None or known.epoch != epoch:
                 known = partition.producers[producer_id] = ProducerRow(epoch)
             known.last_use_ms = now
-            known.batches.append((int(group.sequence[i]), base, records))
+            known.batches.append((head.sequence, base, records))
             partition.producers_touched.add(producer_id)
 
     def _write_failed(self, error: OSError) -> FirnError:

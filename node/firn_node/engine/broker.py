@@ -17,7 +17,7 @@ import functools
 import logging
 import sys
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -260,8 +260,17 @@ class Broker:
 
         ``conditions``: ``if_offset`` per batch (such a batch has one record).
         """
+        outcomes, durable = self.begin_produce(data, conditions=conditions)
+        if durable is not None:
+            await durable
+        return outcomes
+
+    def begin_produce(
+        self, data: Buffer, *, conditions: Sequence[int | None] | None = None
+    ) -> tuple[list[Outcome], Awaitable[None] | None]:
+        """As ``produce``, appended on return; outcomes may be told once the second result, if any, was awaited."""
         self._check_serving()
-        return await self._appender.produce(data, conditions)
+        return self._appender.begin(data, conditions)
 
     async def read(self, request: ReadRequest) -> ReadResult:
         self._check_serving()

@@ -13,8 +13,6 @@ index's last flush did not have, and the raw view needs them all the same.
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from firn.batch import Batch, Buffer, Flag
 from firn.types import TOPICS_TOPIC_ID
 from firn_node.engine.appender import Written
@@ -24,9 +22,10 @@ from firn_node.engine.partitions import Partitions
 from firn_node.engine.producers import ProducerRow
 from firn_node.failpoints import step
 from firn_node.index import NewEntry, NewLight
-from firn_node.kernels import Group, inspect_group
+from firn_node.kernels import Group, Head, inspect_group
 
 RUN_BYTES_MAX = 64 << 10
+_HAS_QUEUES = int(Flag.HAS_QUEUES)
 
 
 class Dispatcher:
@@ -63,34 +62,29 @@ class Dispatcher:
         *,
         is_replay: bool,
     ) -> None:
-        columns = (
-            group.topic_id, group.partition, group.base_offset, group.last_offset, group.size, group.tag_hash,
-            group.max_timestamp, group.flags, group.append_timestamp,
-        )  # fmt: skip
-        chosen = np.asarray(rows, np.int64)
-        listed = [column[chosen].tolist() for column in columns]
-        for at, (topic_id, number, base, last_offset, size, tag, newest, flags, append_ms) in enumerate(
-            zip(*listed, strict=True)
-        ):
+        heads, tags = group.heads(), group.tag_hash.tolist()
+        for at, i in enumerate(rows):
+            head = heads[i]
+            topic_id, number, base, size = head.topic_id, head.partition, head.base_offset, head.size
             topic = self._core.catalogue.by_id.get(topic_id)
             if topic is None:  # deleted meanwhile: its bytes are dead
                 continue
-            key, position, end = (topic_id, number), positions[at], last_offset + 1
+            key, position, end = (topic_id, number), positions[at], head.last_offset + 1
             partition = run.touched.get(key)
             if partition is None:
                 partition = run.touched[key] = self._partitions.open_for_dispatch(topic, number)
             if end > partition.indexed_end:  # else a replay of what the index holds
-                run.add(NewEntry(topic_id, number, base, end, position, size, tag, newest))
-            if flags & Flag.HAS_QUEUES:
-                run.lights.extend(_lights(_batch(data, group, rows[at]), position))
-            run.batches.append((partition, end, position, size, append_ms))
+                run.add(NewEntry(topic_id, number, base, end, position, size, tags[i], head.max_timestamp))
+            if head.flags & _HAS_QUEUES:
+                run.lights.extend(_lights(_batch(data, head), position))
+            run.batches.append((partition, end, position, size, head.append_timestamp))
             if is_replay:
-                self._replay_producer(partition, group, rows[at], base, end, append_ms)
+                self._replay_producer(partition, head, end)
             if topic_id == TOPICS_TOPIC_ID and base >= self._core.catalogue.applied_end:
                 # At once: the very next batch may be of the topic that this one creates. What lies before is
                 # indexed first, or it would be added again after its topic's entries were deleted.
                 self._commit(run)
-                self._apply_topics(_batch(data, group, rows[at]))
+                self._apply_topics(_batch(data, head))
 
     def _commit(self, run: "_Run") -> None:
         """Index what was collected, then move the partitions' ends; the run is empty afterwards."""
@@ -124,18 +118,16 @@ class Dispatcher:
                 state.oldest_position, state.oldest_ms = position, append_ms
         self._partitions.touch(partition)
 
-    def _replay_producer(
-        self, partition: Partition, group: Group, i: int, base: int, end: int, append_ms: int
-    ) -> None:
-        producer_id = int(group.producer_id[i])
+    def _replay_producer(self, partition: Partition, head: Head, end: int) -> None:
+        producer_id, epoch, base = head.producer_id, head.producer_epoch, head.base_offset
         if not producer_id:
             return
-        row, epoch = self._partitions.producer(partition, producer_id), int(group.producer_epoch[i])
+        row = self._partitions.producer(partition, producer_id)
         if row is None or row.epoch < epoch:
             row = partition.producers[producer_id] = ProducerRow(epoch)
-        if row.epoch == epoch and int(group.sequence[i]) >= row.next_sequence():
-            row.batches.append((int(group.sequence[i]), base, end - base))
-            row.last_use_ms = append_ms
+        if row.epoch == epoch and head.sequence >= row.next_sequence():
+            row.batches.append((head.sequence, base, end - base))
+            row.last_use_ms = head.append_timestamp
             partition.producers_touched.add(producer_id)
 
     def _apply_topics(self, batch: Batch) -> None:
@@ -174,9 +166,8 @@ class _Run:
         self.entries.append(entry)
 
 
-def _batch(data: Buffer, group: Group, i: int) -> Batch:
-    start = int(group.start[i])
-    return Batch(memoryview(data)[start : start + int(group.size[i])])
+def _batch(data: Buffer, head: Head) -> Batch:
+    return Batch(memoryview(data)[head.start : head.start + head.size])
 
 
 def _lights(batch: Batch, position: int) -> Iterator[NewLight]:

@@ -48,14 +48,20 @@ class Flusher:
 
         Errors: Unavailable when that can no longer happen; then nothing above the durable end was acknowledged.
         """
+        reached = self.reached(position)
+        if reached is not None:
+            await reached
+
+    def reached(self, position: int) -> "asyncio.Future[None] | None":
+        """What ``wait`` waits for; None when it need not."""
         self._core.health.check_serving()
         if self._core.dispatched_position >= position:
-            return
+            return None
         future: asyncio.Future[None] = self._loop.create_future()
         self._number += 1
         heapq.heappush(self._waiters, (position, self._number, future))
         self._request()
-        await future
+        return future
 
     def settle(self) -> None:
         """Tell those whose bytes are durable and dispatched now."""

@@ -10,7 +10,7 @@ import firn_node.kernels.cpu  # noqa: F401 - names the CPU before anything impor
 
 if TYPE_CHECKING:
     from firn_node.kernels.active import ActiveIndex, KeyRows, ascending
-    from firn_node.kernels.group import Group, fault_error, inspect_group, stamp_group
+    from firn_node.kernels.group import Group, Head, fault_error, inspect_group, stamp_group
     from firn_node.kernels.hashing import fingerprint, secret_of
     from firn_node.kernels.lookup import lookup_newest, lookup_range
     from firn_node.kernels.sorting import sort_key_index
@@ -20,6 +20,7 @@ __all__ = [
     "ActiveIndex",
     "Fault",
     "Group",
+    "Head",
     "KeyRows",
     "ascending",
     "fault_error",
@@ -36,6 +37,7 @@ _HOMES = {
     "ActiveIndex": "active",
     "Fault": "walking",
     "Group": "group",
+    "Head": "group",
     "KeyRows": "active",
     "ascending": "active",
     "fault_error": "group",

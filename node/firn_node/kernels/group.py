@@ -11,7 +11,7 @@ offsets is the engine's to decide.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,16 +34,55 @@ HEADER_DTYPE = np.dtype(
     ]
 )  # fmt: skip
 assert HEADER_DTYPE.itemsize == HEADER_BYTES
+_NEEDS_DECODE = int(Fault.NEEDS_DECODE)  # a member's name is looked up slowly
+
+
+class Head(NamedTuple):
+    """A batch's header, and what was found of it, as plain numbers: ``HEADER_DTYPE`` and four columns of ``Group``."""
+
+    magic: int
+    version: int
+    flags: int
+    header_crc: int
+    announced_size: int
+    keys_bytes: int
+    records: int
+    keys_crc: int
+    values_crc: int
+    topic_id: int
+    partition: int
+    epoch: int
+    base_offset: int
+    last_offset: int
+    producer_id: int
+    producer_epoch: int
+    sequence: int
+    min_timestamp: int
+    max_timestamp: int
+    append_timestamp: int
+    start: int
+    size: int
+    fault: int
+    first_row: int
+
+
+class _Column:
+    """A header field of all batches: a view of ``Group.headers``."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, group: "Group", owner: type | None = None) -> NDArray[Any]:
+        return group.headers[self._name]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Group:
     """The batches of one buffer, one row each, and all their records' fingerprints.
 
-    *Shape*: the header fields are views of ``headers``; of a ``NOT_A_BATCH`` they are 0. ``start`` and
-    ``size`` are always within ``data``. A faulty batch has no record rows: those of batch i are ``rows(i)``.
-    ``detail`` is the record that a fault is about, else -1. ``stamp_group`` changes the offsets, ``epoch``
-    and ``append_timestamp``.
+    *Shape*: of a ``NOT_A_BATCH`` the header fields are 0. ``start`` and ``size`` are always within ``data``. A
+    faulty batch has no record rows: those of batch i are ``rows(i)``. ``detail`` is the record that a fault is
+    about, else -1. ``stamp_group`` changes the offsets, ``epoch`` and ``append_timestamp``.
     """
 
     data: NDArray[np.uint8]
@@ -57,20 +96,26 @@ class Group:
     hi: NDArray[np.uint64]
     lo: NDArray[np.uint32]
     tombstone: NDArray[np.bool_]
-    keys_bytes: NDArray[np.uint32]
-    records: NDArray[np.uint32]
-    flags: NDArray[np.uint16]
-    topic_id: NDArray[np.uint64]
-    partition: NDArray[np.uint32]
-    epoch: NDArray[np.uint32]
-    base_offset: NDArray[np.int64]
-    last_offset: NDArray[np.int64]
-    producer_id: NDArray[np.uint64]
-    producer_epoch: NDArray[np.uint32]
-    sequence: NDArray[np.uint32]
-    min_timestamp: NDArray[np.int64]
-    max_timestamp: NDArray[np.int64]
-    append_timestamp: NDArray[np.int64]
+
+    keys_bytes = _Column()
+    records = _Column()
+    flags = _Column()
+    topic_id = _Column()
+    partition = _Column()
+    epoch = _Column()
+    base_offset = _Column()
+    last_offset = _Column()
+    producer_id = _Column()
+    producer_epoch = _Column()
+    sequence = _Column()
+    min_timestamp = _Column()
+    max_timestamp = _Column()
+    append_timestamp = _Column()
+
+    def heads(self) -> list[Head]:
+        """All batches as plain numbers, as they are now: for loops over batches, which arrays make slow."""
+        columns = (self.start.tolist(), self.size.tolist(), self.fault.tolist(), self.first_row.tolist())
+        return [Head(*head, *found) for head, *found in zip(self.headers.tolist(), *columns, strict=True)]
 
     def __len__(self) -> int:
         return len(self.start)
@@ -84,12 +129,6 @@ class Group:
         """The bytes of batch i."""
         start = int(self.start[i])
         return self.data.data[start : start + int(self.size[i])]
-
-
-_VIEWS = (
-    "keys_bytes", "records", "flags", "topic_id", "partition", "epoch", "base_offset", "last_offset",
-    "producer_id", "producer_epoch", "sequence", "min_timestamp", "max_timestamp", "append_timestamp",
-)  # fmt: skip
 
 
 def inspect_group(
@@ -109,10 +148,12 @@ def inspect_group(
     fields = headers.reshape(-1).view(HEADER_DTYPE)
     group = Group(
         raw, fields, table[:, 0], table[:, 1], table[:, 2].astype(np.uint8), table[:, 3],
-        table[:, 4].astype(np.uint32), table[:, 5], hi, lo, tombstone, *(fields[name] for name in _VIEWS),
+        table[:, 4].astype(np.uint32), table[:, 5], hi, lo, tombstone,
     )  # fmt: skip
-    for i in np.flatnonzero(group.fault == Fault.NEEDS_DECODE).tolist():
-        _decode(group, i, secret, is_produce)
+    if _NEEDS_DECODE in (faults := group.fault.tolist()):
+        for i, fault in enumerate(faults):
+            if fault == _NEEDS_DECODE:
+                _decode(group, i, secret, is_produce)
     return group
 
 
@@ -156,7 +197,9 @@ def stamp_group(
     raw = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
     if len(base_offsets) != len(group) or len(raw) != len(group.data):
         raise Invalid(f"{len(base_offsets)} base offsets for {len(group)} batches of {len(group.data)} bytes")
-    bases = np.where(group.fault == Fault.OK, base_offsets, np.int64(-1))
+    bases = base_offsets
+    if group.fault.any():
+        bases = np.where(group.fault == Fault.OK, base_offsets, np.int64(-1))
     headers = group.headers.view(np.uint8).reshape(-1, HEADER_BYTES)
     walking.stamp(raw, headers, aligned(group.start, np.int64), bases, epoch, append_ms)
 

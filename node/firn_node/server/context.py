@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -40,6 +40,9 @@ class ServedBroker(Protocol):
     async def produce(
         self, data: Buffer, *, conditions: Sequence[int | None] | None = None
     ) -> list[Outcome]: ...
+    def begin_produce(
+        self, data: Buffer, *, conditions: Sequence[int | None] | None = None
+    ) -> tuple[list[Outcome], Awaitable[None] | None]: ...
     async def read(self, request: ReadRequest) -> ReadResult: ...
     async def get(
         self, topic: str, keys: Sequence[bytes], *, partition: int | None = None

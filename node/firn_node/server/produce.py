@@ -8,7 +8,7 @@ number of batches by its headers goes alone, so that its fault is its own.
 import asyncio
 import logging
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,16 +126,32 @@ class Producing:
             self._start(group)
 
     def _start(self, group: list[Produced]) -> None:
+        """Append what a group holds, now, and answer: now too, when there is nothing to wait for."""
         # Exchanges with an unanswered message: their next answer leaves after it, those of others at once.
         before = {m.id: self._last[m.id] for m in group if m.id in self._last} if self._last else {}
-        task = asyncio.create_task(self._run(group, before))
+        found, durable = self._append(group)
+        if durable is None and not before:
+            self._answer_all(self._answers(group, found))
+            return
+        task = asyncio.create_task(self._run(group, found, durable, before))
         for message in group:
             self._last[message.id] = task
         self._running.add(task)
         task.add_done_callback(self._running.discard)
 
-    async def _run(self, group: list[Produced], before: "dict[int, asyncio.Task[None]]") -> None:
-        answers = await self._outcomes(group)
+    async def _run(
+        self,
+        group: list[Produced],
+        found: Sequence[Outcome] | FirnError,
+        durable: Awaitable[None] | None,
+        before: "dict[int, asyncio.Task[None]]",
+    ) -> None:
+        if durable is not None:
+            try:
+                await durable
+            except Exception as error:
+                found = self._failure(error)
+        answers = self._answers(group, found)
         if before:
             self._answer_all((m, a) for m, a in answers if m.id not in before)
             await asyncio.wait(set(before.values()))
@@ -143,27 +159,23 @@ class Producing:
         self._answer_all(answers)
 
     def _answer_all(self, answers: Iterable[tuple[Produced, "list[Any] | FirnError"]]) -> None:
-        current = asyncio.current_task()
+        current = (
+            asyncio.current_task()
+        )  # None where nothing was waited for: then nobody waits for this either
         for message, found in answers:
-            if self._last.get(message.id) is current:
+            if current is not None and self._last.get(message.id) is current:
                 del self._last[message.id]
             self._answer(message.id, found)
 
-    async def _outcomes(self, group: list[Produced]) -> list[tuple[Produced, "list[Any] | FirnError"]]:
-        """What to answer to each message. Never raises."""
-        try:
-            found = await self._append(group)
-        except FirnError as error:
-            return [(message, error) for message in group]
-        except Exception:
-            log.exception("produce failed")
-            self._context.counts.failures += 1
-            failure = FirnError("an unforeseen error; the broker's log has it. Records may be written or not")
-            return [(message, failure) for message in group]
-        finally:
-            held = sum(message.held for message in group)
-            if held:
-                self._context.in_flight.give(held)
+    def _answers(
+        self, group: list[Produced], found: Sequence[Outcome] | FirnError
+    ) -> list[tuple[Produced, "list[Any] | FirnError"]]:
+        """What to answer to each message; what they held of the budget goes back."""
+        held = sum(message.held for message in group)
+        if held:
+            self._context.in_flight.give(held)
+        if isinstance(found, FirnError):
+            return [(message, found) for message in group]
         counted = sum(message.batches or 0 for message in group)
         if len(group) > 1 and len(found) != counted:
             mixed_up = Unavailable(f"{len(found)} outcomes for {counted} batches; send them again")
@@ -176,18 +188,32 @@ class Producing:
             at += count
         return answers
 
-    async def _append(self, group: list[Produced]) -> Sequence[Outcome]:
-        broker, first = self._context.broker, group[0]
+    def _append(
+        self, group: list[Produced]
+    ) -> "tuple[Sequence[Outcome] | FirnError, Awaitable[None] | None]":
+        """Outcomes, or why there are none; and what must be awaited before they are told. Never raises."""
+        begin, first = self._context.broker.begin_produce, group[0]
         if first.fault is not None:
-            raise first.fault
-        if len(group) == 1:
-            return await broker.produce(first.data, conditions=first.conditions)
-        conditions: list[int | None] | None = None
-        if any(message.conditions is not None for message in group):
-            conditions = []
-            for message in group:
-                conditions += message.conditions or [None] * (message.batches or 0)
-        return await broker.produce(b"".join(message.data for message in group), conditions=conditions)
+            return first.fault, None
+        try:
+            if len(group) == 1:
+                return begin(first.data, conditions=first.conditions)
+            conditions: list[int | None] | None = None
+            if any(message.conditions is not None for message in group):
+                conditions = []
+                for message in group:
+                    conditions += message.conditions or [None] * (message.batches or 0)
+            return begin(b"".join(message.data for message in group), conditions=conditions)
+        except Exception as error:
+            return self._failure(error), None
+
+    def _failure(self, error: Exception) -> FirnError:
+        """What to answer in the place of outcomes. One without a class of ours is logged and counted."""
+        if isinstance(error, FirnError):
+            return error
+        log.error("produce failed", exc_info=error)
+        self._context.counts.failures += 1
+        return FirnError("an unforeseen error; the broker's log has it. Records may be written or not")
 
 
 def _inspect(message: Produced) -> None:
