@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from firn.batch import HEADER_BYTES, Batch, corrupt, parse_header
+from firn.batch import HEADER_BYTES, Batch, Buffer, corrupt, parse_header
 from firn.crc import crc32c
 from firn.errors import Corrupt, MalformedBatch
 from firn_node.compaction.answers import I64
@@ -124,15 +124,17 @@ class SpillFile:
         self.size = 0  # bytes added so far
         self._disk = disk
         self._spill_bytes = spill_bytes
-        self._pending: list[bytes] = []
+        self._pending: list[Buffer] = []
         self._pending_bytes = 0
         self._is_made = False
 
-    def add(self, data: bytes) -> None:
-        self._pending.append(data)
+    def add(self, data: Buffer) -> None:
+        """The bytes are copied or written before return: they may be a part of something larger."""
+        spills = self._pending_bytes + len(data) >= self._spill_bytes
+        self._pending.append(data if spills else bytes(data))
         self._pending_bytes += len(data)
         self.size += len(data)
-        if self._pending_bytes >= self._spill_bytes:
+        if spills:
             self._spill(sync=False)
 
     def finish(self) -> None:
@@ -189,7 +191,7 @@ class SegmentWriter:
         return self._file.size
 
     def add_batch(
-        self, data: bytes, *, rows: int, first: int, last: int, keys_bytes: int, max_timestamp: int
+        self, data: Buffer, *, rows: int, first: int, last: int, keys_bytes: int, max_timestamp: int
     ) -> None:
         """A whole batch of ``rows`` records with offsets from ``first`` to ``last``."""
         if not self._entries:

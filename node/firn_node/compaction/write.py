@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from firn.batch import HEADER_BYTES, Batch, Codecs
+from firn.batch import HEADER_BYTES, Batch, Buffer, Codecs
 from firn_node.compaction.decide import Pool, Source, pool_rows, ranges
 from firn_node.compaction.keyindex import first_block
 from firn_node.compaction.manifest import ROWS_MAX, SPAN_MAX
@@ -68,9 +68,7 @@ class Output:
         self.rows += kept
         if kept == h.records and h.size >= COPY_BYTES:
             self.flush()
-            self._write(
-                bytes(batch.data), h.records, h.base_offset, h.last_offset, h.keys_bytes, h.max_timestamp
-            )
+            self._write(batch.data, h.records, h.base_offset, h.last_offset, h.keys_bytes, h.max_timestamp)
             return self.bytes
         rows = None if kept == h.records else np.flatnonzero(keep)
         weight = h.size * kept // h.records
@@ -125,7 +123,7 @@ class Output:
         joined.append_timestamp = max(joined.append_timestamp, append_timestamp)
 
     def _write(
-        self, data: bytes, rows: int, first: int, last: int, keys_bytes: int, max_timestamp: int
+        self, data: Buffer, rows: int, first: int, last: int, keys_bytes: int, max_timestamp: int
     ) -> None:
         writer = self.writers[-1] if self.writers else None
         if (

@@ -118,7 +118,8 @@ def merge_level(
             if ha == hb and la == lb:
                 bit = base[source[a]] + np.int64((word[a] & low) >> one)
                 dead[bit >> 3] |= np.uint8(1 << (bit & 7))
-                held[bit >> 3] &= np.uint8(255 - (1 << (bit & 7)))
+                if word[a] & one:
+                    held[bit >> 3] &= np.uint8(255 - (1 << (bit & 7)))
                 if word[b] & one:
                     bit = base[source[b]] + np.int64((word[b] & low) >> one)
                     held[bit >> 3] |= np.uint8(1 << (bit & 7))
