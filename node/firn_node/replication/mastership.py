@@ -28,8 +28,8 @@ from firn_node.replication.record import GroupRecord, LogId
 from firn_node.replication.state import (
     NEVER,
     NO_EPOCH,
-    CatchUp,
     Heard,
+    Mark,
     Mastery,
     Resignation,
     Role,
@@ -44,7 +44,7 @@ def take_over(turn: Turn, record: GroupRecord, lease_sent_at: float) -> None:
     state = turn.state
     mastery = Mastery(
         epoch=record.epoch, since=turn.now, lease_sent_at=lease_sent_at,
-        welcomed={}, streaming={}, catch_ups={}, joining={}, may_shrink_below=state.resigned_to_shrink,
+        welcomed={}, streaming={}, caught_up_at={}, joining={}, awaited={}, may_shrink_below=state.resigned_to_shrink,
     )  # fmt: skip
     turn.change_role("elected")
     turn.update(
@@ -87,10 +87,10 @@ def commit(turn: Turn) -> None:
     """Move the committed position as far as the counted set allows, and settle what it covers."""
     if turn.mastery.start is None:
         return
-    acknowledged = turn.rules.acknowledged(turn.state)
+    acknowledged = turn.rules.acknowledged(turn.state, turn.now)
     if acknowledged > turn.mastery.acknowledged:
         turn.update_mastery(acknowledged=acknowledged)
-    position = min(turn.rules.committed(turn.state), turn.log.written)
+    position = min(turn.rules.committed(turn.state, turn.now), turn.log.written)
     if position > turn.state.committed:
         turn.update(committed=position)
         _tell_committed(turn)
@@ -177,7 +177,7 @@ def on_report(turn: Turn, report: Report) -> None:
         written, durable = max(written, before.written), max(durable, before.durable)
     heard = Heard(mastery.epoch, handshake, written, durable, report.is_rebuilt, turn.now)
     turn.hear(log_id, heard)
-    _note_catch_up(turn, log_id, durable)
+    _note_catch_up(turn, log_id, heard)
     if mastery.streaming.get(log_id) != handshake:
         turn.update_mastery(streaming={**mastery.streaming, log_id: handshake})
         turn.do(StartStream(log_id, mastery.epoch, handshake, report.written))
@@ -185,21 +185,31 @@ def on_report(turn: Turn, report: Report) -> None:
     keep_record(turn)
 
 
-def _note_catch_up(turn: Turn, log_id: LogId, durable: Position) -> None:
-    """It had everything now, or as of its report before this one, or not since."""
-    mastery, end = turn.mastery, turn.log.written
-    before = mastery.catch_ups.get(log_id, CatchUp(mastery.since, mastery.since, end))
-    if durable >= end:
+def _note_catch_up(turn: Turn, log_id: LogId, heard: Heard) -> None:
+    """When it had everything, and whether it is so close that commits wait for it to join."""
+    mastery, timing, record = turn.mastery, turn.state.timing, turn.state.record
+    if heard.durable >= turn.log.written:
         caught_up_at = turn.now
-    elif durable >= before.end:
-        caught_up_at = max(before.caught_up_at, before.at)
     else:
-        caught_up_at = before.caught_up_at
-    noted = CatchUp(caught_up_at, turn.now, end)
+        before = mastery.caught_up_at.get(log_id, mastery.since)
+        caught_up_at = max((m.at for m in mastery.marks if m.end <= heard.durable), default=before)
+        caught_up_at = max(caught_up_at, before)
     turn.update_mastery(
-        catch_ups={**mastery.catch_ups, log_id: noted},
-        leaving=mastery.leaving - {log_id} if durable >= end else mastery.leaving,
+        caught_up_at={**mastery.caught_up_at, log_id: caught_up_at},
+        leaving=mastery.leaving - {log_id} if heard.durable >= turn.log.written else mastery.leaving,
     )
+    is_outside = record is not None and log_id not in record.in_sync and heard.is_rebuilt
+    is_close = turn.now - caught_up_at <= timing.awaits_within
+    last = mastery.awaited.get(log_id, NEVER)
+    if is_outside and is_close and turn.now - last > timing.awaits_again_after:
+        turn.update_mastery(awaited={**turn.mastery.awaited, log_id: turn.now})
+
+
+def mark(turn: Turn) -> None:
+    """Note where the log ends now; older marks than matter go."""
+    mastery, oldest = turn.mastery, turn.now - turn.state.timing.replica_max_lag - turn.state.timing.tick
+    kept = tuple(each for each in mastery.marks if each.at >= oldest)
+    turn.update_mastery(marks=(*kept, Mark(turn.now, turn.log.written)))
 
 
 def on_leave(turn: Turn, leave: Leave) -> None:
@@ -236,7 +246,8 @@ def on_tick(turn: Turn) -> None:
         and turn.now - turn.mastery.beat_at >= turn.state.timing.heartbeat_every
     ):
         _tell_committed(turn)
-    settle(turn)
+    mark(turn)
+    commit(turn)
     if turn.state.role is Role.RESIGNING:
         hand_over(turn)
     if turn.state.mastery is not None:

@@ -85,6 +85,12 @@ class Rules:
         """7°: ``in_sync`` as known, united with every set asked for since."""
         return _known(state).in_sync.union(*(asked.new.in_sync for asked in state.asked))
 
+    def awaited(self, state: State, now: float) -> frozenset[LogId]:
+        """8: close behind, not yet in sync: counting them too stops the committed position for a moment, so that
+        they reach it. Under a steady load a standby on a long link never would."""
+        since, limit = _mastery(state).awaited, state.timing.awaits_for
+        return frozenset(log_id for log_id, at in since.items() if now - at < limit)
+
     def counts(self, heard: Heard, epoch: Epoch) -> bool:
         """7°: only what was reported in this epoch."""
         return heard.epoch == epoch
@@ -97,10 +103,10 @@ class Rules:
         """7°: of the master too."""
         return log.durable
 
-    def committed(self, state: State) -> Position:
+    def committed(self, state: State, now: float) -> Position:
         """7: the least end over the counted set, the master's included."""
         epoch = _mastery(state).epoch
-        others = self.counted(state) - {state.me.log_id}
+        others = (self.counted(state) | self.awaited(state, now)) - {state.me.log_id}
         ends = (self.reported(state, log_id, epoch) for log_id in others)
         return min(self.own_end(state.log), *ends) if others else self.own_end(state.log)
 
@@ -109,11 +115,11 @@ class Rules:
         heard = state.heard.get(log_id)
         return self.end_of(heard) if heard is not None and self.counts(heard, epoch) else LOG_BEGIN
 
-    def acknowledged(self, state: State) -> Position:
+    def acknowledged(self, state: State, now: float) -> Position:
         """18: what is written in the whole counted set."""
         epoch = _mastery(state).epoch
         written = [state.log.written]
-        for log_id in self.counted(state) - {state.me.log_id}:
+        for log_id in (self.counted(state) | self.awaited(state, now)) - {state.me.log_id}:
             heard = state.heard.get(log_id)
             written.append(heard.written if heard is not None and self.counts(heard, epoch) else LOG_BEGIN)
         return min(written)
@@ -148,8 +154,7 @@ class Rules:
     def is_lagging(self, state: State, log_id: LogId, now: float) -> bool:
         """8: no catch-up for ``replicaMaxLag``, while this process was running."""
         mastery = _mastery(state)
-        catch_up = mastery.catch_ups.get(log_id)
-        last = mastery.since if catch_up is None else catch_up.caught_up_at
+        last = mastery.caught_up_at.get(log_id, mastery.since)
         return now - max(last, state.resumed_at) > state.timing.replica_max_lag
 
     # Election (rules 9, 14, 19).

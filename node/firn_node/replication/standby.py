@@ -127,15 +127,22 @@ def cut_log(turn: Turn) -> None:
         return
     if not turn.rules.is_stored(turn.state, following.epoch):
         return
-    if following.cut < turn.log.written:
+    if turn.log.is_empty:
+        _begin_log(turn, following.cut)
+        _follow(turn)
+    elif following.cut < turn.log.written:
         turn.update(is_cutting=True)
         turn.update_following(phase=Phase.CUTTING)
         turn.do(CutLog(following.cut))
     else:
-        if turn.log.is_empty and following.cut > turn.log.written:
-            turn.update_log(start=following.cut, written=following.cut, durable=following.cut)
-            turn.do(BeginLog(following.cut))
         _follow(turn)
+
+
+def _begin_log(turn: Turn, start: Position) -> None:
+    """An empty log begins where the master's does, wherever an earlier master's began."""
+    if start != turn.log.written:
+        turn.update_log(start=start, written=start, durable=start)
+        turn.do(BeginLog(start))
 
 
 def on_log_cut(turn: Turn, event: LogCut) -> None:

@@ -37,16 +37,16 @@ class Turn:
     # The state.
 
     def update(self, **changes: Any) -> None:
-        self.state = replace(self.state, **changes)
+        self.state = self.state.but(**changes)
 
     def update_log(self, **changes: Any) -> None:
-        self.state = replace(self.state, log=replace(self.state.log, **changes))
+        self.state = self.state.but(log=self.state.log.but(**changes))
 
     def update_mastery(self, **changes: Any) -> None:
-        self.state = replace(self.state, mastery=replace(self.mastery, **changes))
+        self.state = self.state.but(mastery=self.mastery.but(**changes))
 
     def update_following(self, **changes: Any) -> None:
-        self.state = replace(self.state, following=replace(self.following, **changes))
+        self.state = self.state.but(following=self.following.but(**changes))
 
     @property
     def log(self) -> LogView:

@@ -6,7 +6,7 @@ conflict may hide a success (a library that retried). Reads are consistent, or s
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from firn_sim.world import World
@@ -23,6 +23,7 @@ class CoordinatorFaults:
     lost_answer: float = 0.0
     late_request: float = 0.0
     stale_read: float = 0.0
+    stale_by: int = 8  # versions
     hidden_success: float = 0.0
     delay: tuple[float, float] = (0.001, 0.02)
     late_delay: tuple[float, float] = (0.3, 6.0)
@@ -37,6 +38,7 @@ class SimCoordinator:
         self.history: list[GroupRecord] = []
         self.unreachable: set[str] = set()
         self.is_down = False
+        self.is_checked = True  # every change by the invariants of the record
         self.watchers: dict[str, Callable[[RecordRead], None]] = {}
         self.changed: Callable[[GroupRecord | None, GroupRecord], None] = lambda old, new: None
         self._world = world
@@ -55,7 +57,7 @@ class SimCoordinator:
             if not self._is_reached(node):
                 return
             if self.history and self._rng.random() < self.faults.stale_read:
-                read = RecordRead(self._rng.choice(self.history[-8:]))
+                read = RecordRead(self._rng.choice(self.history[-self.faults.stale_by :]))
             else:
                 read = RecordRead(self.record, at_least)
             self._reply(node, partial(answer, read))
@@ -84,11 +86,20 @@ class SimCoordinator:
 
     def apply(self, expected: int, new: GroupRecord) -> bool:
         """The compare-and-set itself."""
+        if new.version == expected and self.record is not None:
+            return self._renew_beside(new)
         if self.version != expected:
             return False
         before = self.record
-        check_change(before, new)
+        if self.is_checked:
+            check_change(before, new)
         self._store(before, new)
+        return True
+
+    def _renew_beside(self, new: GroupRecord) -> bool:
+        """A lease that is no part of the record's version, as a mutation has it: always renewed."""
+        record = self.history[-1]
+        self.history[-1] = replace(record, renewals=max(record.renewals, new.renewals) + 1)
         return True
 
     def _store(self, before: GroupRecord | None, new: GroupRecord) -> None:

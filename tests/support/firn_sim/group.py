@@ -28,21 +28,23 @@ from firn_sim.replicalog import Entry, ReplicaLog
 from firn_sim.world import World
 
 from firn_node.replication import events as ev
-from firn_node.replication.record import LogId
+from firn_node.replication.record import GroupRecord, LogId
 from firn_node.replication.rules import RULES, Rules
-from firn_node.replication.state import Role
+from firn_node.replication.state import Role, Timing
 
 
 @dataclass(slots=True)
 class Profile:
     """How a run goes. ``weights``: how often each kind of fault happens, relative to the others."""
 
-    nodes: int = 3
+    nodes: int = 3  # two, too, for mutations
     seconds: float = 25.0  # with faults
     fault_every: float = 1.2
+    fault_after_change: float = 0.3  # probability that a change of in_sync or master is followed by one
     write_every: float = 0.15
     read_every: float = 0.1
     drift: float = 0.1
+    sync: tuple[float, float] = (0.0005, 0.01)
     network: NetworkFaults = field(default_factory=NetworkFaults)
     coordinator: CoordinatorFaults = field(default_factory=CoordinatorFaults)
     weights: dict[str, float] = field(default_factory=dict)
@@ -51,7 +53,7 @@ class Profile:
 
 FAULTS = (
     "kill", "power", "power_all", "disk", "pause", "cut", "isolate", "heal", "slow", "coordinator_down",
-    "coordinator_cut", "switchover", "release", "damage",
+    "coordinator_cut", "switchover", "release", "damage", "survivor",
 )  # fmt: skip
 
 
@@ -78,12 +80,21 @@ def draw_profile(rng: random.Random) -> Profile:
     return Profile(
         nodes=rng.choice((3, 3, 3, 4, 5)),
         fault_every=rng.choice((0.6, 1.2, 2.5)),
+        fault_after_change=rng.choice((0.0, 0.3, 0.6)),
         drift=rng.choice((0.0, 0.1, 0.2)),
+        sync=rng.choice(((0.0005, 0.01), (0.01, 0.1))),
         network=network,
         coordinator=coordinator,
         weights=weights,
-        options=Options(has_interval=rng.random() < 0.4, largest_min_in_sync=rng.choice((1, 1, 2))),
+        options=Options(
+            timing=rng.choice((Timing(), Timing(lease_ttl=1.0, replica_max_lag=0.5))),
+            has_interval=rng.random() < 0.4,
+            largest_min_in_sync=rng.choice((1, 1, 2)),
+        ),
     )
+
+
+FAULTS_FROM = 3.0  # seconds: by then the group is whole
 
 
 class NotLive(AssertionError):
@@ -103,6 +114,7 @@ class Group:
         self.coordinator = SimCoordinator(self.world, self._fork(), profile.coordinator)
         self.checkers = Checkers(self.world, self.coordinator, has_interval=profile.options.has_interval)
         self.story: list[str] = []
+        self.coordinator.changed = self._record_changed
         self._tickets = 0
         self._is_faulty = True
         self._has_clients = True
@@ -115,6 +127,7 @@ class Group:
             peers.update(node.peers)
             node.peers = peers
             node.rate = 1.0 + self.rng.uniform(-profile.drift, profile.drift)
+            node.disk.sync = profile.sync
             node.watcher = self.checkers
             self.checkers.nodes.append(node)
 
@@ -131,17 +144,22 @@ class Group:
 
     def run(self) -> Counts:
         """The whole run. *Errors*: Violated, NotLive; InvariantBroken from a core."""
+        self.run_faults()
+        self._heal_all()
+        self._settle()
+        self._check_live()
+        return self.counts
+
+    def run_faults(self) -> Counts:
+        """The part of a run that has faults, alone."""
         profile = self.profile
         for node in self.nodes:
             self.world.at(self.rng.uniform(0, 0.3), node.start)
         self._every(profile.write_every, lambda: self._write() if self._has_clients else None)
         self._every(profile.read_every, self._read)
         self._every(0.5, self._note_rebuilt)
-        self.world.at(2.0, self._next_fault)
+        self.world.at(FAULTS_FROM, self._next_fault)
         self.world.run(profile.seconds)
-        self._heal_all()
-        self._settle()
-        self._check_live()
         return self.counts
 
     def _every(self, period: float, call: Callable[[], None]) -> None:
@@ -186,13 +204,33 @@ class Group:
         """A line of the story that a failing seed prints."""
         self.story.append(f"{self.world.now:8.3f} {what}")
 
-    def _next_fault(self) -> None:
-        if not self._is_faulty:
+    def _record_changed(self, old: GroupRecord | None, new: GroupRecord) -> None:
+        """Faults gather where the rules are tried: after a change of ``in_sync`` or of the master."""
+        self.checkers.record_changed(old, new)
+        if old is None or (old.in_sync, old.master) == (new.in_sync, new.master):
             return
-        names = [name for name in FAULTS if self.profile.weights.get(name, 0.0) > 0]
-        name = self.rng.choices(names, [self.profile.weights[name] for name in names])[0]
-        getattr(self, f"_fault_{name}")(self.rng.choice(self.nodes))
+        if self.world.now > FAULTS_FROM and self.rng.random() < self.profile.fault_after_change:
+            self.world.at(self.rng.expovariate(10.0), self._fault)
+
+    def _next_fault(self) -> None:
+        self._fault()
         self.world.at(self.rng.expovariate(1 / self.profile.fault_every), self._next_fault)
+
+    def _fault(self) -> None:
+        names = [name for name in FAULTS if self.profile.weights.get(name, 0.0) > 0]
+        if not self._is_faulty or not names:
+            return
+        name = self.rng.choices(names, [self.profile.weights[name] for name in names])[0]
+        getattr(self, f"_fault_{name}")(self._victim())
+
+    def _victim(self) -> SimNode:
+        """Half of the time the master."""
+        record = self.coordinator.record
+        if record is not None and record.master is not None and self.rng.random() < 0.5:
+            for node in self.nodes:
+                if node.folder.log_id == record.master.log_id:
+                    return node
+        return self.rng.choice(self.nodes)
 
     def _restart(self, node: SimNode) -> None:
         def again() -> None:
@@ -219,6 +257,22 @@ class Group:
         for each in self.nodes:
             each.lose_power()
             self._restart(each)
+        self.checkers.excuse()
+
+    def _fault_survivor(self, node: SimNode) -> None:
+        """All in-sync nodes but one die for longer than a lease: the one must have everything."""
+        record = self.coordinator.record
+        if record is None:
+            return
+        survivor = self.rng.choice(sorted(record.in_sync))
+        has_power = self.rng.random() < 0.5
+        self.tell(f"all in sync but {survivor} die")
+        for each in self.nodes:
+            if each.folder.log_id in record.in_sync and each.folder.log_id != survivor:
+                each.kill()
+                if not has_power:
+                    each.lose_power()
+                self.world.at(self.rng.uniform(1.5, 3.0) * self.profile.options.timing.lease_ttl, each.start)
         self.checkers.excuse()
 
     def _fault_disk(self, node: SimNode) -> None:
@@ -300,11 +354,18 @@ class Group:
         self.tell(f"{node.name} does not reach the coordinator")
         self.coordinator.unreachable.add(node.name)
 
+        def reach() -> None:
+            self.tell(f"{node.name} reaches the coordinator")
+            self.coordinator.unreachable.discard(node.name)
+
+        self.world.at(self.rng.choice((0.5, 3.0, 6.0)) * self.rng.uniform(0.5, 1.5), reach)
+
     def _fault_switchover(self, node: SimNode) -> None:
         for each in self.nodes:
             if each.state is not None and each.state.role is Role.MASTER:
-                self.tell(f"{each.name} is asked to hand over to {node.name}")
-                each.feed(ev.SwitchoverAsked(node.folder.log_id))
+                to = self.rng.choice([other for other in self.nodes if other is not each])
+                self.tell(f"{each.name} is asked to hand over to {to.name}")
+                each.feed(ev.SwitchoverAsked(to.folder.log_id))
 
     def _fault_release(self, node: SimNode) -> None:
         node.release(node.folder.log.written - self.rng.choice((0, 5, 30)))
@@ -326,7 +387,7 @@ class Group:
                 node.start()
 
     def _settle(self) -> None:
-        self.world.run(self.world.now + 8 * self.profile.options.timing.lease_ttl)
+        self.world.run(self.world.now + 6.0 + 8 * self.profile.options.timing.lease_ttl)
 
     def _accept_loss(self) -> bool:
         """Where the rules wait for a person: nobody in sync is left who may stand. The longest log is chosen."""

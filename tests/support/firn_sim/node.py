@@ -8,7 +8,7 @@ is the machine's own clock, fast or slow by a constant rate.
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -46,6 +46,7 @@ class DiskFaults:
 
     sync: tuple[float, float] = (0.0005, 0.01)
     factor: float = 1.0
+    slowest: float = 2.0
 
 
 Payload = tuple[Entry, ...]  # what travels beside a frame
@@ -66,13 +67,14 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a group of this simulation is like. ``keeps_log_id`` and ``forgets_epoch`` break rules 9 and 5."""
+    """What a group of this simulation is like. ``keeps_log_id`` breaks rule 9, the two ``forgets_`` rules 5 and 1."""
 
     timing: Timing = field(default_factory=Timing)
     has_interval: bool = False
     largest_min_in_sync: int = 1
     keeps_log_id: bool = False
     forgets_epoch: bool = False
+    forgets_version: bool = False
 
 
 class Watcher(Protocol):
@@ -81,6 +83,10 @@ class Watcher(Protocol):
     def stepped(self, node: "SimNode", before: State | None) -> None: ...
 
     def acknowledged(self, node: "SimNode", tickets: tuple[int, ...]) -> None: ...
+
+    def committed_chain(self, position: int) -> int:
+        """The hash of what is committed before a position."""
+        ...
 
     def ended(self, node: "SimNode") -> None: ...
 
@@ -180,12 +186,11 @@ class SimNode:
         if self.options.has_interval:
             self.folder.has_lost_tail = True
         if self.options.forgets_epoch:
-            self.folder.meta = self._forgetful(self.folder.meta)
-
-    def _forgetful(self, meta: Meta) -> Meta:
-        history = self.folder.log.history()
-        epoch = history[-1].epoch if history else Epoch(0)
-        return Meta(epoch, 0, meta.is_rebuilt, meta.is_unclean, meta.boot_id)
+            history = self.folder.log.history()
+            epoch = history[-1].epoch if history else Epoch(0)
+            self.folder.meta = replace(self.folder.meta, epoch=epoch, version=0)
+        if self.options.forgets_version:
+            self.folder.meta = replace(self.folder.meta, version=0)
 
     def lose_disk(self) -> None:
         self._die()
@@ -302,7 +307,7 @@ class SimNode:
         self.world.at(self.options.timing.swap_timeout * 0.9, give_up)
 
     def _disk_delay(self) -> float:
-        return self.rng.uniform(*self.disk.sync) * self.disk.factor
+        return min(self.rng.uniform(*self.disk.sync) * self.disk.factor, self.disk.slowest)
 
     def _store_meta(self, action: ev.StoreMeta) -> None:
         life = self.life
@@ -346,11 +351,9 @@ class SimNode:
         self.world.at(self._disk_delay(), done)
 
     def _begin_log(self, action: ev.BeginLog) -> None:
-        """The hash of what was pulled by key instead is taken from where it was pulled."""
-        following = self.state.following if self.state is not None else None
-        assert following is not None, "ordered by the handshake"
-        master = self.peers[following.master].folder.log
-        self.folder.log = self.make_log(start=action.start, chain=master.chain_at(action.start) or 0)
+        """What precedes is pulled by key instead: retention removes only what is committed."""
+        chain = self.watcher.committed_chain(action.start) if self.watcher is not None else 0
+        self.folder.log = self.make_log(start=action.start, chain=chain)
 
     def _start_stream(self, action: ev.StartStream) -> None:
         self._streams[action.to] = Stream(action.handshake, action.epoch, action.start)

@@ -1,0 +1,298 @@
+"""One clause of the rules left out at a time: each must end in a violation, or the simulation is too tame.
+
+The names are those of the model's runs. A mutation replaces one small method of ``Rules``, or makes the simulated
+driver break what the core cannot see (a lost disk that keeps its log_id, a folder that forgets the epoch).
+``InSyncComplete``, the core of the argument, is not checked here: the damage itself must show.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from firn_sim.checkers import Counts, Violated
+from firn_sim.coordinator import CoordinatorFaults
+from firn_sim.group import Group, Profile, draw_profile
+from firn_sim.network import NetworkFaults
+
+from firn.types import Epoch, Position
+from firn_node.replication.messages import Committed, Header, Hello
+from firn_node.replication.record import GroupRecord, LogId
+from firn_node.replication.rules import Rules
+from firn_node.replication.state import Asked, Heard, LogView, State, Timing
+
+
+class NoDurable(Rules):
+    def end_of(self, heard: Heard) -> Position:
+        return heard.written
+
+    def own_end(self, log: LogView) -> Position:
+        return log.written
+
+
+class NoIncarnation(Rules):
+    def may_act(self, state: State) -> bool:
+        record = state.record
+        return (
+            record is not None
+            and record.master is not None
+            and record.master.log_id == state.me.log_id
+            and record.epoch >= state.epoch
+        )
+
+
+class NobodyAwaited(Rules):
+    """Who is waited for is counted, too: without this, that would stand in for the union."""
+
+    def awaited(self, state: State, now: float) -> frozenset[LogId]:
+        return frozenset()
+
+
+class NoUnion(NobodyAwaited):
+    def after_unknown(self, asked: tuple[Asked, ...]) -> tuple[Asked, ...]:
+        return ()
+
+
+class NoGrowUnion(NobodyAwaited):
+    def counted(self, state: State) -> frozenset[LogId]:
+        return state.record.in_sync if state.record is not None else frozenset()
+
+
+class NoShrinkWait(NobodyAwaited):
+    def counted(self, state: State) -> frozenset[LogId]:
+        known = super().counted(state)
+        for asked in state.asked:
+            known = known & asked.new.in_sync
+        return known
+
+
+class NoAckEpoch(Rules):
+    def counts(self, heard: Heard, epoch: Epoch) -> bool:
+        return True
+
+
+class NoGrowCommitted(Rules):
+    def holds_committed(self, state: State, heard: Heard) -> bool:
+        return True
+
+
+class NoGrowStart(Rules):
+    def holds_epoch_start(self, state: State, heard: Heard) -> bool:
+        return True
+
+
+class NoInSync(Rules):
+    def is_in_sync(self, state: State) -> bool:
+        return True
+
+
+class NoCut(Rules):
+    def cut_point(self, state: State, hello: Hello) -> Position | None:
+        exact = super().cut_point(state, hello)
+        return exact if not hello.history else Position(min(hello.end, state.log.written))
+
+
+class NoCutByHistory(Rules):
+    def cut_point(self, state: State, hello: Hello) -> Position | None:
+        exact, mastery = super().cut_point(state, hello), state.mastery
+        if exact is None or mastery is None or mastery.start is None or not hello.history:
+            return exact
+        return Position(min(hello.end, mastery.start))
+
+
+class CutAtCommitted(Rules):
+    def cut_point(self, state: State, hello: Hello) -> Position | None:
+        exact = super().cut_point(state, hello)
+        if exact is None or not hello.history:
+            return exact
+        return Position(max(hello.history[0].start, min(hello.committed, state.log.written)))
+
+
+class NoRefusal(Rules):
+    def is_refused(self, state: State, header: Header) -> bool:
+        return False
+
+    def is_deposing(self, state: State, header: Header) -> bool:
+        return False
+
+
+class CommittedBeforeCut(Rules):
+    def takes_committed(self, state: State, message: Committed) -> bool:
+        return message.header.epoch >= state.epoch
+
+
+class LeaseBesideRecord(Rules):
+    def renewed(self, record: GroupRecord) -> GroupRecord:
+        return replace(record, renewals=record.renewals + 1)
+
+    def shows_life(self, known: GroupRecord, read: GroupRecord) -> bool:
+        return (read.version, read.renewals) > (known.version, known.renewals)
+
+
+class NoSilence(Rules):
+    def is_silent(self, state: State, now: float) -> bool:
+        return True
+
+
+class NoLeaseToRead(Rules):
+    def has_lease_to_read(self, state: State, now: float) -> bool:
+        return True
+
+
+class NoReadBarrier(Rules):
+    def has_read_barrier(self, state: State) -> bool:
+        return True
+
+
+class GoesOnWhileResigning(Rules):
+    def stops_to_resign(self) -> bool:
+        return False
+
+
+class UncleanStands(Rules):
+    def holds_all(self, state: State, answers: object) -> bool:
+        return True
+
+
+class NoGrowAcknowledged(Rules):
+    def holds_acknowledged(self, state: State, heard: Heard) -> bool:
+        return True
+
+
+Shape = Callable[[Profile, random.Random], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    name: str  # of the model
+    rule: str
+    dropped: str
+    rules: Callable[[], Rules] = Rules
+    shape: Shape = lambda profile, rng: None
+    options: dict[str, bool] = field(default_factory=dict)
+
+
+def _two_nodes_and_a_bad_coordinator(profile: Profile, rng: random.Random) -> None:
+    """The standby comes and goes; requests are applied late, and nobody hears of it."""
+    _slow_replicas(profile, rng)
+    profile.nodes = rng.choice((2, 3))
+    profile.coordinator = CoordinatorFaults(
+        lost_request=0.2, lost_answer=0.5, late_request=0.3, late_delay=(0.2, 2.0)
+    )
+
+
+def _slow_replicas(profile: Profile, rng: random.Random) -> None:
+    """Standbys are far behind, and come and go; masters do not last."""
+    _fast(profile)
+    profile.nodes, profile.fault_every, profile.write_every, profile.fault_after_change = 3, 1.0, 0.03, 0.8
+    profile.network = NetworkFaults(delay=(0.005, 0.05))
+    profile.sync = (0.01, 0.4)
+    profile.weights |= {
+        "survivor": 8.0, "pause": 4.0, "cut": 3.0, "heal": 6.0, "isolate": 2.0, "kill": 3.0,
+        "slow": 0.0, "coordinator_down": 0.0, "disk": 0.0, "damage": 0.0, "power_all": 0.0,
+    }  # fmt: skip
+
+
+def _fast(profile: Profile) -> None:
+    """More of everything in the same time."""
+    profile.options = replace(profile.options, timing=Timing(lease_ttl=1.0, replica_max_lag=0.5))
+
+
+def _slow_replicas_of_interval(profile: Profile, rng: random.Random) -> None:
+    _slow_replicas(profile, rng)
+    profile.options = replace(profile.options, has_interval=True)
+    profile.network.delay = (0.01, 0.1)
+    profile.weights |= {"power": 0.0, "power_all": 0.0, "disk": 0.0}
+
+
+def _interval(profile: Profile, rng: random.Random) -> None:
+    profile.options = replace(profile.options, has_interval=True)
+
+
+def _unheard_handovers(profile: Profile, rng: random.Random) -> None:
+    profile.write_every, profile.read_every = 0.03, 0.03
+    profile.coordinator = CoordinatorFaults(lost_answer=0.6)
+    profile.weights |= {"switchover": 8.0, "coordinator_cut": 4.0}
+
+
+def _cut_off_masters(profile: Profile, rng: random.Random) -> None:
+    profile.weights |= {"coordinator_cut": 6.0, "cut": 4.0, "isolate": 4.0, "kill": 0.5, "power": 0.5}
+
+
+def _restarts(profile: Profile, rng: random.Random) -> None:
+    profile.weights |= {"kill": 5.0, "power": 5.0}
+
+
+def _short_epochs(profile: Profile, rng: random.Random) -> None:
+    """Masters change often and come back, without a restart."""
+    _slow_replicas(profile, rng)
+    profile.weights |= {"switchover": 6.0, "isolate": 4.0, "coordinator_cut": 4.0, "kill": 0.3, "power": 0.3}
+
+
+def _lost_disks(profile: Profile, rng: random.Random) -> None:
+    profile.weights["disk"] = 5.0
+
+
+def _bad_network(profile: Profile, rng: random.Random) -> None:
+    profile.network = NetworkFaults(loss=0.05, late=0.05, doubled=0.02, is_ordered=False)
+
+
+def _stale_records(profile: Profile, rng: random.Random) -> None:
+    """A deposed master does not hear of it, and who restarts is shown the old record."""
+    _slow_replicas(profile, rng)
+    profile.coordinator = CoordinatorFaults(stale_read=0.6, stale_by=40, lost_answer=0.2)
+    profile.weights |= {"coordinator_cut": 8.0, "power": 6.0, "survivor": 4.0}
+
+
+MUTATIONS = (
+    Mutation("durable", "7", "ends count before they are durable", NoDurable, _restarts),
+    Mutation("incarnation", "4", "a restarted master goes on in its epoch", NoIncarnation, _restarts),
+    Mutation("union", "1, 7", "a grow that timed out is taken as not applied", NoUnion,
+             _two_nodes_and_a_bad_coordinator),
+    Mutation("growunion", "7", "a grow counts only once applied", NoGrowUnion,
+             _two_nodes_and_a_bad_coordinator),
+    Mutation("growcom", "8", "a standby joins below the committed position", NoGrowCommitted, _slow_replicas),
+    Mutation("growstart", "8", "a standby joins below the epoch's start", NoGrowStart, _slow_replicas),
+    Mutation("shrinkwait", "8", "a shrink counts when asked for", NoShrinkWait, _two_nodes_and_a_bad_coordinator),
+    Mutation("ackepoch", "7", "reports of an older epoch count", NoAckEpoch, _short_epochs),
+    Mutation("insync", "9", "a node outside in_sync stands", NoInSync),
+    Mutation("logid", "9", "in_sync holds names, a disk is lost", Rules, _lost_disks, {"keeps_log_id": True}),
+    Mutation("trunc_any", "15", "a follower keeps what it has", NoCut),
+    Mutation("trunc_history", "15", "cut at the start of the master's epoch only", NoCutByHistory),
+    Mutation("trunc_com", "15", "cut at the committed position that the follower knows", CutAtCommitted),
+    Mutation("refuse", "5", "a lower epoch is followed", NoRefusal, _stale_records,
+             {"forgets_version": True}),
+    Mutation("durableepoch", "5", "the highest epoch seen is forgotten in a crash", Rules, _stale_records,
+             {"forgets_epoch": True}),
+    Mutation("comhandshake", "16", "the committed position is taken before the cut", CommittedBeforeCut, _bad_network),
+    Mutation("onelease", "section 1", "the lease is an object of its own", LeaseBesideRecord, _cut_off_masters),
+    Mutation("silence", "9", "a standby stands before the lease is silent", NoSilence),
+    Mutation("leaseread", "10", "a master reads without a lease", NoLeaseToRead),
+    Mutation("barrier", "11", "a new master reads before its epoch start is committed", NoReadBarrier),
+    Mutation("resignstop", "13", "a master that hands over goes on until it hears", GoesOnWhileResigning,
+             _unheard_handovers),
+    Mutation("clean", "19", "flush interval: a node that lost its tail stands", UncleanStands, _interval),
+    Mutation("growacked", "19", "flush interval: a standby joins below what was acknowledged", NoGrowAcknowledged,
+             _slow_replicas_of_interval),
+)  # fmt: skip
+
+
+def find(mutation: Mutation, seeds: int, first: int = 0) -> tuple[int, Violated] | None:
+    """How many seeds it took to find a violation, and which; None: not within so many."""
+    for count in range(1, seeds + 1):
+        try:
+            run_mutated(mutation, first + count)
+        except Violated as violated:
+            return count, violated
+    return None
+
+
+def run_mutated(mutation: Mutation, seed: int) -> Counts:
+    """One run under the broken rules. *Errors*: Violated, as hoped for."""
+    rng = random.Random(seed)
+    profile = draw_profile(rng)
+    mutation.shape(profile, rng)
+    profile.options = replace(profile.options, **mutation.options)
+    group = Group(seed, profile, mutation.rules())
+    group.coordinator.is_checked = False
+    group.checkers.skipped = frozenset({"InSyncComplete"})
+    return group.run_faults()
