@@ -324,6 +324,8 @@ class CompactedLog:
 
     def dirty_newest(self, hi: int, lo: int) -> Iterator[int]:
         """Candidate offsets at or above the horizon in sealed dirty segments, newest first. *Errors*: Corrupt."""
+        if not self.manifest.dirty:
+            return
         with self.pin() as own:
             for segment in reversed(own.manifest.dirty):
                 for row in self._dirty_candidates(segment, int(hi), int(lo)):

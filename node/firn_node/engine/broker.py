@@ -294,6 +294,13 @@ class Broker:
                 await self._reader.settle(chosen)
         return self._lookup.get(chosen, keys)
 
+    def get_now(self, topic: str, key: bytes) -> list[Found | None] | None:
+        """What ``get`` of one key gives; None when records that were appended have to be dispatched first."""
+        self._check_serving()
+        info = self.core.catalogue.named(topic)
+        partition = self.partitions.get(info, partition_of(key, info.spec.partitions))
+        return None if partition.pending else self._lookup.get(partition, [key])
+
     async def get_many(
         self,
         topic: str,

@@ -30,7 +30,7 @@ from firn_node.server.outbox import Outbox
 from firn_node.server.params import Call
 from firn_node.server.produce import Produced, Producing, parse_conditions
 from firn_node.server.routes import Route
-from firn_node.server.values import found_values
+from firn_node.server.values import found_values, value_now
 
 log = logging.getLogger("firn.server")
 
@@ -273,8 +273,7 @@ class Stream:
             fetch.task = self._spawn(id, fetch.run())
             fetch.task.add_done_callback(lambda _: self._fetches.pop(id, None))
         elif op == Op.GET:
-            self._unanswered += 1
-            self._spawn(id, self._get(message)).add_done_callback(self._count_answer)
+            self._begin_get(message)
         else:
             raise Invalid(f"op {Op(op).name} is the broker's to send")
 
@@ -297,10 +296,20 @@ class Stream:
             },
         }
 
-    async def _get(self, message: Message) -> None:
+    def _begin_get(self, message: Message) -> None:
+        """One key is answered at once where nothing has to be waited for; the rest by a task."""
         topic = message.meta.get("topic")
         if not isinstance(topic, str):
             raise Invalid(f"GET: topic: expected a name, found {topic!r}")
+        data = value_now(self._context.broker, topic, message)
+        if data is not None and len(data) <= limits.FRAME_BYTES_MAX:
+            for frame in frames(Op.VALUES, message.id, {}, data):
+                self._outbox.put_now(frame)
+            return
+        self._unanswered += 1
+        self._spawn(message.id, self._get(topic, message)).add_done_callback(self._count_answer)
+
+    async def _get(self, topic: str, message: Message) -> None:
         data = await found_values(self._context.broker, topic, message)
         for frame in frames(Op.VALUES, message.id, {}, data):
             await self._outbox.put(frame)

@@ -3,7 +3,30 @@
 from firn.errors import LimitExceeded
 from firn.values import KEYS_MAX, pack_one, pack_values, unpack_keys
 from firn.wire import Message
+from firn_node.engine.api import Found
 from firn_node.server.context import ServedBroker
+
+
+def value_now(broker: ServedBroker, topic: str, message: Message) -> bytes | None:
+    """The data of VALUES for one key; None for other numbers of keys, or when it has to be waited for.
+
+    *Errors*: as ``found_values``.
+    """
+    data = message.data
+    if message.meta.get("keys") != 1 or int.from_bytes(data[:4], "little") != len(data) - 4:
+        return None
+    try:
+        found = broker.get_now(topic, bytes(data[4:]))
+    except OSError:
+        return None  # the task that asks again reports it
+    return None if found is None else _packed(found[0])
+
+
+def _packed(found: Found | None) -> bytes:
+    if found is None:
+        return pack_one(0, -1, 0, None, {})
+    extras = {0: (found.tag, found.headers)} if found.tag is not None or found.headers else {}
+    return pack_one(found.partition, found.offset, found.timestamp, found.value, extras)
 
 
 async def found_values(broker: ServedBroker, topic: str, message: Message) -> bytes:
@@ -13,10 +36,6 @@ async def found_values(broker: ServedBroker, topic: str, message: Message) -> by
     if count > KEYS_MAX:
         raise LimitExceeded(f"GET: {count} keys; at most {KEYS_MAX}")
     if count == 1:
-        found = (await broker.get(topic, [keys.tobytes()]))[0]
-        if found is None:
-            return pack_one(0, -1, 0, None, {})
-        extras = {0: (found.tag, found.headers)} if found.tag is not None or found.headers else {}
-        return pack_one(found.partition, found.offset, found.timestamp, found.value, extras)
+        return _packed((await broker.get(topic, [keys.tobytes()]))[0])
     a = await broker.get_many(topic, keys, starts)
     return pack_values(a.offsets, a.timestamps, a.lengths, a.partitions, a.values(), a.extras)
