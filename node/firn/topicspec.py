@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 @dataclass(frozen=True, slots=True)
 class CompactionSpec:
-    min_dirty_ratio: float = 0.5  # dirty bytes / all bytes that make a partition due
+    min_dirty_ratio: float = 0.5  # dirty bytes / all bytes past which a partition is due; 1: never by this
     min_lag_ms: int = 0  # younger records are left out, also by force
     max_lag_ms: int = 86_400_000  # an older dirty record makes a partition due
     delete_retention_ms: int = 86_400_000  # how long a covered tombstone stays readable

@@ -19,6 +19,7 @@ DIRTY = {"oldest_position": 0, "oldest_ms": 0, "dirty_bytes": 100}
         ({**DIRTY, "clean_bytes": 101}, 100, {}, None),
         ({**DIRTY, "clean_bytes": 101}, 1000, {}, "maxLag"),
         ({**DIRTY, "sealed_bytes": 100, "clean_bytes": 99}, 1, {}, "ratio is 0.50"),
+        ({**DIRTY, "sealed_bytes": 100, "clean_bytes": 100}, 1, {}, None),
         ({**DIRTY, "sealed_bytes": 99, "clean_bytes": 100}, 1, {}, None),
         ({**DIRTY, "dirty_bytes": 10_000}, 1, {}, "backlogThreshold"),
         ({**DIRTY, "clean_bytes": 10**6}, 1, {"holds_retention": True}, "retention"),
@@ -37,6 +38,13 @@ def test_a_partition_is_due_for_exactly_these_reasons(state, now, options, reaso
     else:
         assert due is not None
         assert reason in due.reason
+
+
+def test_a_ratio_of_one_leaves_even_an_uncompacted_partition_to_the_other_reasons():
+    spec = CompactionSpec(min_lag_ms=0, max_lag_ms=1000, max_segment_age_ms=100, min_dirty_ratio=1.0)
+    state = DirtyState(**{**DIRTY, "sealed_bytes": 100})
+    assert when_due(state, spec, now_ms=999, reclaim_age_ms=10_000) is None
+    assert when_due(state, spec, now_ms=1000, reclaim_age_ms=10_000) is not None
 
 
 def test_nothing_younger_than_min_lag_makes_a_partition_due():

@@ -50,6 +50,6 @@ def when_due(
     active_is_old = now_ms - since >= min(spec.max_segment_age_ms, spec.max_lag_ms)
     eligible = state.dirty_bytes if active_is_old else min(state.sealed_bytes, state.dirty_bytes)
     ratio = eligible / max(1, eligible + state.clean_bytes)
-    if eligible > 0 and ratio >= spec.min_dirty_ratio:
+    if eligible > 0 and ratio > spec.min_dirty_ratio:
         found.append(Due(1.0 + ratio, f"its dirty ratio is {ratio:.2f}", active_is_old))
     return max(found, key=lambda due: due.urgency, default=None)
