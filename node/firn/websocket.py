@@ -132,6 +132,7 @@ class WebSocket:
         self._heartbeat_s = heartbeat_s
         self._loop = asyncio.get_running_loop()
         self._rest = bytearray()  # an unfinished frame
+        self._rest_bytes = 0  # how long it will be; 0: its head has not come whole
         self._begun: tuple[Opcode, bytearray] | None = None  # a message whose last frame has not come
         self.is_open = True
         self._is_paused = False
@@ -176,22 +177,36 @@ class WebSocket:
         """Take what arrived. *Shape*: as aiohttp asks its parsers: never at an end, nothing left."""
         self._heard, self._pinged = self._loop.time(), None
         try:
-            if self._rest:
-                self._rest += data
-                del self._rest[: self._parse(self._rest)]
-            elif (taken := self._parse(data)) < len(data):
-                self._rest += memoryview(data)[taken:]
+            if not self._rest:
+                self._parse_keeping(data)
+            elif (missing := self._rest_bytes - len(self._rest)) > 0:
+                # Only what completes the frame is put to it: all that lies behind is parsed where it is.
+                self._rest += memoryview(data)[:missing]
+                if len(data) >= missing:
+                    begun, self._rest = self._rest, bytearray()
+                    self._parse(begun)
+                    self._parse_keeping(memoryview(data)[missing:])
+            else:
+                begun, self._rest = self._rest + data, bytearray()
+                self._parse_keeping(begun)
         except Invalid as error:
             self.close(CloseCode.PROTOCOL_ERROR, error.message)
         return False, b""
+
+    def _parse_keeping(self, data: bytes | bytearray | memoryview) -> None:
+        """Take the whole frames at the head of ``data``, keep the rest."""
+        taken = self._parse(data)
+        if taken < len(data):
+            self._rest += memoryview(data)[taken:]
 
     def feed_eof(self) -> None:
         """The connection is lost."""
         self._end("the connection was closed")
 
-    def _parse(self, data: bytes | bytearray) -> int:
+    def _parse(self, data: bytes | bytearray | memoryview) -> int:
         """Take the whole frames at the head of ``data``; how many bytes they are. Errors: Invalid."""
         at, end = 0, len(data)
+        self._rest_bytes = 0
         while end - at >= 2 and self.is_open:
             bits, second = data[at], data[at + 1]
             size, body = second & 127, at + 2
@@ -208,6 +223,7 @@ class WebSocket:
                 key, body = bytes(data[body : body + 4]), body + 4
             at_next = body + size
             if at_next > end:
+                self._rest_bytes = at_next - at
                 break
             payload = data[body:at_next] if type(data) is bytes else bytes(memoryview(data)[body:at_next])
             if key != _NO_MASK:
