@@ -68,7 +68,8 @@ class FakeBroker:
         self.reads: deque[FirnError] = deque()  # errors of the next reads by HTTP
         self.produced: list[bytes] = []
         self.gets: list[int] = []  # keys of each GET
-        self.values_max = 1 << 20  # of one answer to GET
+        self.values_max = 1 << 20  # of one answer to GET; below 0 none is given
+        self.cut_gets = 0  # at so many GETs the connection is cut
         self.bad_key: bytes | None = None  # a GET with this key is refused
         self.connections = 0
         self.fetches: list[dict[str, Any]] = []
@@ -233,6 +234,11 @@ class FakeBroker:
         elif message.op == Op.PRODUCE:
             await self._produce(message, say)
         elif message.op == Op.GET:
+            if self.cut_gets:
+                self.cut_gets -= 1
+                raise Drop
+            if self.values_max < 0:
+                return
             try:
                 found = self._get(message)
             except FirnError as error:

@@ -11,7 +11,7 @@ from client.fake_broker import FakeBroker, fake_broker
 from firn.batch import Batch, Identity, encode
 from firn.client import Client
 from firn.client.gets import PART_KEYS
-from firn.errors import Corrupt, Invalid, MalformedBatch, OffsetExpired, SnapshotExpired, Unavailable
+from firn.errors import Corrupt, Invalid, MalformedBatch, OffsetExpired, SnapshotExpired, Timeout, Unavailable
 from firn.record import Record
 
 
@@ -228,6 +228,55 @@ def test_what_did_not_fit_an_answer_is_asked_for_again() -> None:
         found = await client.get_many("t", [b"%d" % i for i in range(12)])
         assert [r and r.value for r in found] == [*(b"v%d" % i for i in range(10)), None, None]
         assert broker.gets == [12, 6, 2]
+
+    with_broker(work)
+
+
+def test_an_error_of_one_part_of_a_list_is_the_error_of_the_list() -> None:
+    async def work(broker: FakeBroker, client: Client) -> None:
+        broker.write("t", 0, [b"a"], [b"1"])
+        broker.bad_key = b"bad"
+        with pytest.raises(Corrupt):
+            await client.get_many("t", [*([b"a"] * PART_KEYS), b"bad"])
+        with pytest.raises(Corrupt):
+            await client.get("t", b"bad")
+        with pytest.raises(Corrupt):  # over the stream that is open by now
+            await client.get("t", b"bad")
+
+    with_broker(work)
+
+
+def test_gets_that_are_under_way_when_the_connection_ends_are_asked_again() -> None:
+    async def work(broker: FakeBroker, client: Client) -> None:
+        broker.write("t", 0, [b"a", b"b"], [b"1", b"2"])
+        assert await client.get("t", b"a") is not None
+        broker.cut_gets = 2
+        found = await asyncio.gather(client.get("t", b"a"), client.get("t", b"b"), client.get("t", b"c"))
+        assert [r and r.value for r in found] == [b"1", b"2", None]
+        assert broker.cut_gets == 0
+
+    with_broker(work)
+
+
+def test_a_get_that_nobody_answers_ends_in_time() -> None:
+    async def work(broker: FakeBroker, client: Client) -> None:
+        broker.write("t", 0, [b"a"], [b"1"])
+        assert await client.get("t", b"a") is not None
+        broker.values_max = -1  # says nothing
+        with pytest.raises(Timeout):
+            await client.get("t", b"a")
+
+    with_broker(work, timeout=0.5)
+
+
+def test_what_did_not_fit_is_asked_for_again_by_single_gets_too() -> None:
+    async def work(broker: FakeBroker, client: Client) -> None:
+        broker.write("t", 0, [b"%d" % i for i in range(10)], [b"v%d" % i for i in range(10)])
+        assert await client.get("t", b"0") is not None
+        broker.values_max = 4
+        found = await asyncio.gather(*(client.get("t", b"%d" % i) for i in range(12)))
+        assert [r and r.value for r in found] == [*(b"v%d" % i for i in range(10)), None, None]
+        assert broker.gets == [1, 12, 6, 2]
 
     with_broker(work)
 
