@@ -103,10 +103,12 @@ class TableState:
         left = np.ones(count, np.bool_) if piece.keep is None else piece.keep
         if count >= COLUMN_ROWS and partition not in self._passes and not self.is_watched:
             left = self._pack_new(partition, piece, keys, left)
-        if left.any():
-            offsets, values = piece.batch.columns.offsets.tolist(), piece.batch.value_list()
-            for row in np.flatnonzero(left).tolist():
-                self.apply(partition, offsets[row], keys[row], values[row])
+        columns, rows = piece.batch.columns, np.flatnonzero(left)
+        starts, raw = columns.value_starts()[rows].tolist(), columns.values.data
+        lengths, offsets = columns.value_lengths[rows].tolist(), columns.offsets[rows].tolist()
+        for row, start, length, offset in zip(rows.tolist(), starts, lengths, offsets, strict=True):
+            value = None if length < 0 else bytes(raw[start : start + length])
+            self.apply(partition, offset, keys[row], value)
 
     def _pack_new(self, partition: int, piece: Piece, keys: list[bytes], chosen: Bools) -> Bools:
         """Packs those of the chosen rows that have a key which is certainly new, and a value; the others are left."""
