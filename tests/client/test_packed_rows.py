@@ -48,6 +48,9 @@ def row_of(packed: PackedRows, key: bytes) -> Row | None:
 
 def check(packed: PackedRows, model: dict[bytes, Row]) -> None:
     assert len(packed) == len(model)
+    assert packed.live_bytes == sum(
+        len(key) + len(value) + packedrows.ROW_BYTES for key, (_, _, value) in model.items()
+    )
     assert {key: row_of(packed, key) for key in model} == model
     shown = [chunk.key(at) for chunk, rows in packed.live_rows() for at in rows.tolist()]
     assert sorted(shown) == sorted(model)
@@ -92,10 +95,32 @@ def test_what_probe_calls_new_has_an_empty_place_and_every_key_that_is_there_is_
     fresh = np.flatnonzero(~doubted)
     assert len(fresh) > 2900
     chunk = Chunk.of(old + new, old + new, np.zeros(6000, np.int64), np.zeros(6000, np.int32))
-    packed.add(chunk, tags[fresh], fresh, places[fresh])
+    packed.replace(chunk, fresh, tags[fresh], places[fresh], doubted[fresh])
     assert len(packed) == 3000 + len(fresh)
     assert all(row_of(packed, new[at - 3000]) == (0, 0, new[at - 3000]) for at in fresh.tolist())
     assert all(row_of(packed, key) == (0, 1, key) for key in old)
+
+
+def test_rows_of_known_keys_are_replaced_where_they_are_older_and_leave_no_live_bytes() -> None:
+    packed = PackedRows(len)  # all of a length meet
+    model: dict[bytes, Row] = {b"a%d" % i: (i % 2, i, b"old" * i) for i in range(9)}
+    add(packed, model)
+    keys = [*model, b"new"]
+    tags = packed.tags_of(keys)
+    is_known, places = packed.probe(tags)
+    assert is_known.tolist() == [True] * 9 + [False]
+    offsets = np.full(10, 20)
+    older = np.zeros(10, np.bool_)
+    older[:9] = packed.are_older(places[:9], keys[:9], 0, offsets[:9])
+    assert older.sum() == 1  # the place found first names one of them; of the others nothing is said
+    rows = np.flatnonzero(older | ~is_known)
+    chunk = Chunk.of(keys, [b"newer"] * 10, offsets, np.zeros(10, np.int32))
+    packed.replace(chunk, rows, tags[rows], places[rows], is_known[rows])
+    at = rows[:1]
+    check(packed, {**model, keys[at[0]]: (0, 20, b"newer"), b"new": (0, 20, b"newer")})
+    name = [keys[at[0]]]
+    assert packed.are_older(places[at], name, 0, offsets[:1]).tolist() == [False]  # as old
+    assert packed.are_older(places[at], name, 1, offsets[:1]).tolist() == [True]  # of another partition
 
 
 def test_memory_follows_the_live_rows_down(monkeypatch: pytest.MonkeyPatch) -> None:

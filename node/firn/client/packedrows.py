@@ -1,4 +1,4 @@
-"""Rows of a table as chunks of bytes, found by key: beside its own bytes a key costs 27 to 37.
+"""Rows of a table as chunks of bytes, found by key: beside its own bytes a key costs 31 to 41.
 
 A *chunk* holds keys, one after another, their values, and columns of ends, offsets and partitions. A row's number is
 its chunk's base and its place there. An open hash table of two columns, *tag* (32 bits of the key's hash) and row
@@ -64,7 +64,9 @@ class Chunk:
         return np.diff(self.key_ends, prepend=0) + np.diff(self.value_ends, prepend=0) + np.int64(ROW_BYTES)
 
     def weight_of(self, at: int) -> int:
-        return len(self.key(at)) + len(self.value(at)) + ROW_BYTES
+        keys, values = self.key_ends, self.value_ends
+        before = keys[at - 1] + values[at - 1] if at else 0
+        return keys[at] + values[at] - before + ROW_BYTES
 
     def key(self, at: int) -> bytes:
         return self.keys[self.key_ends[at - 1] if at else 0 : self.key_ends[at]]
@@ -88,7 +90,7 @@ class PackedRows:
         self._live: list[int] = []  # bytes of live rows
         self._next_row = 0
         self._count = 0  # live rows
-        self._live_bytes = 0
+        self.live_bytes = 0
         self._held_bytes = 0  # what all chunks weigh
         self._tags: U32 = np.zeros(0, np.uint32)
         self._rows: U32 = np.zeros(0, np.uint32)
@@ -114,11 +116,14 @@ class PackedRows:
         found = self._find(key)
         assert found is not None, "only what was found is removed"
         place, number, at = found
-        weight = self._chunks[number].weight_of(at)
-        self._live[number] -= weight
-        self._live_bytes -= weight
+        self._bury(number, at)
         self._rows[place] = _GONE
         self._count -= 1
+
+    def _bury(self, number: int, at: int) -> None:
+        weight = self._chunks[number].weight_of(at)
+        self._live[number] -= weight
+        self.live_bytes -= weight
 
     def _find(self, key: bytes) -> tuple[int, int, int] | None:
         """The place that names the key's row, the number of its chunk, and where the row is there."""
@@ -135,7 +140,8 @@ class PackedRows:
         return None
 
     def probe(self, tags: U32) -> tuple[NDArray[np.bool_], I64]:
-        """Of the tag of each key whether the key may be here (False is certain), and if not the empty place for it."""
+        """Of the tag of each key whether the key may be here (False is certain), and the place that may name it, or
+        the empty one for it."""
         found = np.zeros(len(tags), np.bool_)
         places = self._firsts(tags)
         asked, at = np.arange(len(tags)), places
@@ -149,6 +155,23 @@ class PackedRows:
             found[asked[hit]] = True
             asked, at = asked[~hit], self._behind(at[~hit])
             places[asked] = at
+
+    def are_older(
+        self, places: I64, keys: Sequence[bytes], partition: int, offsets: I64
+    ) -> NDArray[np.bool_]:
+        """Whether the rows that these places name are of these keys, and older than such offsets of a partition."""
+        found = []
+        for key, offset, (number, at) in zip(keys, offsets.tolist(), self._rows_at(places), strict=True):
+            chunk = self._chunks[number]
+            is_older = chunk.offsets[at] < offset or chunk.partitions[at] != partition
+            found.append(bool(is_older and chunk.key(at) == key))
+        return np.array(found, np.bool_)
+
+    def _rows_at(self, places: I64) -> Iterator[tuple[int, int]]:
+        """Of each place the number of the chunk of the row that it names, and where the row is there."""
+        rows, bases = self._rows[places].astype(np.int64), np.array(self._bases, np.int64)
+        numbers = np.searchsorted(bases, rows, side="right") - 1
+        return zip(numbers.tolist(), (rows - bases[numbers]).tolist(), strict=True)
 
     def _places(self, tags: U32, rows: U32) -> I64:
         """Of each row with its tag the place that names it; -1 when none does."""
@@ -173,24 +196,30 @@ class PackedRows:
         if 4 * (self._taken + rows) > 3 * len(self._rows):
             self._resize(self._count + rows)
 
-    def add(self, chunk: Chunk, tags: U32, rows: I64 | None = None, places: I64 | None = None) -> None:
-        """Rows of keys that are not here, each once. ``rows``: those of the chunk that are live, ascending (None: all);
-        ``tags`` and the ``places`` that ``probe`` found are of these.
+    def add(self, chunk: Chunk, tags: U32) -> None:
+        """Rows of keys that are not here, each once. Errors: LimitExceeded for more than 4 billion rows."""
+        self.reserve(chunk.rows)
+        nothing = np.zeros(chunk.rows, np.bool_)
+        self.replace(chunk, np.arange(chunk.rows), tags, self._firsts(tags), nothing)
 
-        Errors: LimitExceeded for more than 4 billion rows.
+    def replace(self, chunk: Chunk, rows: I64, tags: U32, places: I64, is_known: NDArray[np.bool_]) -> None:
+        """Rows of a chunk, each of another key, become the live ones; it has none beside them.
+
+        Shape: ``rows`` ascending; of each its tag, the place that ``probe`` found, and whether that names a row of
+        the same key, which is dead from now on; else the key is not here.
+        Errors: as ``add``.
         """
-        if places is None:
-            self.reserve(len(tags))
-            places = self._firsts(tags)
-        if rows is None:
-            rows, weight = np.arange(chunk.rows), chunk.weight
-        else:
-            weight = chunk.weights()[rows].sum()
         base = self._append(chunk)
-        self._count += len(rows)
-        self._live[-1] = int(weight)
-        self._live_bytes += int(weight)
-        self._insert(tags, (rows + base).astype(np.uint32), places)
+        for number, at in self._rows_at(places[is_known]):
+            self._bury(number, at)
+        weight = chunk.weight if len(rows) == chunk.rows else int(chunk.weights()[rows].sum())
+        self._live[-1] += weight
+        self.live_bytes += weight
+        numbers = (rows + base).astype(np.uint32)
+        self._rows[places[is_known]] = numbers[is_known]
+        is_new = ~is_known
+        self._count += int(is_new.sum())
+        self._insert(tags[is_new], numbers[is_new], places[is_new])
 
     def _append(self, chunk: Chunk) -> int:
         """The base of a chunk that now is the last one; none of its rows is live yet."""
@@ -257,7 +286,7 @@ class PackedRows:
 
     def tidy(self) -> None:
         """Writes chunks anew of which less than half is live, when dead rows weigh more than live ones."""
-        while self._held_bytes - self._live_bytes > self._live_bytes + SLACK_BYTES:
+        while self._held_bytes - self.live_bytes > self.live_bytes + SLACK_BYTES:
             group: list[int] = []
             size = 0
             for number, chunk in enumerate(self._chunks):

@@ -1,7 +1,7 @@
 """A table's map of one topic: the newest value per key, and what changed. No I/O.
 
 New and changed keys are objects in a dictionary, the *young* ones, until they are many; then they are packed
-(``firn.client.packedrows``). Batches of many keys that are new are packed at once, by columns. Memory follows the live
+(``firn.client.packedrows``). Batches of many rows are packed at once, by columns. Memory follows the live
 keys; a deleted key leaves nothing behind.
 
 Invariants: a key is young or packed, never both. What the map shows of a key never goes back to an older record. A
@@ -102,7 +102,7 @@ class TableState:
         keys, count = piece.batch.key_list(), piece.batch.header.records
         left = np.ones(count, np.bool_) if piece.keep is None else piece.keep
         if count >= COLUMN_ROWS and partition not in self._passes and not self.is_watched:
-            left = self._pack_new(partition, piece, keys, left)
+            left = self._pack(partition, piece, keys, left)
         columns, rows = piece.batch.columns, np.flatnonzero(left)
         starts, raw = columns.value_starts()[rows].tolist(), columns.values.data
         lengths, offsets = columns.value_lengths[rows].tolist(), columns.offsets[rows].tolist()
@@ -110,18 +110,26 @@ class TableState:
             value = None if length < 0 else bytes(raw[start : start + length])
             self.apply(partition, offset, keys[row], value)
 
-    def _pack_new(self, partition: int, piece: Piece, keys: list[bytes], chosen: Bools) -> Bools:
-        """Packs those of the chosen rows that have a key which is certainly new, and a value; the others are left."""
-        columns, tags = piece.batch.columns, self._packed.tags_of(keys)
-        self._packed.reserve(len(keys))
-        perhaps_known, places = self._packed.probe(tags)
-        new = chosen & ~perhaps_known & (columns.value_lengths >= 0)
+    def _pack(self, partition: int, piece: Piece, keys: list[bytes], chosen: Bools) -> Bools:
+        """Packs the last row of each key, of the chosen rows, where that is simple; which are left to be applied."""
+        columns, packed = piece.batch.columns, self._packed
+        tags = packed.tags_of(keys)
         ordered = np.sort(tags)
-        if len(twice := ordered[1:][ordered[1:] == ordered[:-1]]):
-            new &= ~np.isin(tags, twice)  # the same key, perhaps
+        packed.reserve(len(keys))
+        is_known, places = packed.probe(tags)
+        fit = columns.value_lengths >= 0
+        if (ordered[1:] == ordered[:-1]).any():
+            last = {keys[row]: row for row in np.flatnonzero(chosen).tolist()}
+            chosen = np.zeros(len(keys), np.bool_)
+            chosen[list(last.values())] = True
         if self._young:
-            new &= ~np.fromiter(map(self._young.__contains__, keys), np.bool_, len(keys))
-        rows = np.flatnonzero(new)
+            fit &= ~np.fromiter(map(self._young.__contains__, keys), np.bool_, len(keys))
+        doubted = np.flatnonzero(chosen & fit & is_known)
+        if len(doubted):
+            names = [keys[row] for row in doubted.tolist()]
+            fit[doubted] = packed.are_older(places[doubted], names, partition, columns.offsets[doubted])
+        fit &= chosen
+        rows = np.flatnonzero(fit)
         if len(rows) < COLUMN_ROWS:
             return chosen
         if 8 * len(rows) > 7 * len(keys):  # whole columns: the few others are dead rows
@@ -130,15 +138,16 @@ class TableState:
                 columns.values.tobytes(), columns.value_starts()[1:].astype(np.uint32).data,
                 columns.offsets.copy(), np.full(len(keys), partition, np.int32),
             )  # fmt: skip
-            self._packed.add(chunk, tags[rows], rows, places[rows])
+            packed.replace(chunk, rows, tags[rows], places[rows], is_known[rows])
         else:
             values, picked = piece.batch.value_list(), rows.tolist()
             chunk = Chunk.of(
                 [keys[row] for row in picked], [values[row] or b"" for row in picked], columns.offsets[rows],
                 np.full(len(rows), partition, np.int32),
             )  # fmt: skip
-            self._packed.add(chunk, tags[rows], np.arange(len(rows)), places[rows])
-        return chosen & ~new
+            packed.replace(chunk, np.arange(len(rows)), tags[rows], places[rows], is_known[rows])
+        self._tidy()
+        return chosen & ~fit
 
     def apply(self, partition: int, offset: int, key: bytes, value: bytes | None) -> None:
         """Take the next record of a partition."""
