@@ -1,6 +1,6 @@
 """The newest records of keys: what is asked for within one turn of the event loop goes out together.
 
-One request costs the broker about as much as thirty keys in it do. So a ``get`` waits for the end of the turn, and a
+A request costs the broker several times what one more key in it does. So a ``get`` waits for the end of the turn, and a
 long list goes out in a few large parts, of which the broker answers one while the client unpacks another.
 """
 
