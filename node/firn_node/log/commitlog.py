@@ -465,7 +465,7 @@ class CommitLog(LogReader):
             time.sleep(0.005)
 
     def begin_at(self, position: int) -> None:
-        """Let an empty log begin at ``position``, further on than it does. *Effects*: durable on return.
+        """Let an empty log begin at ``position``, wherever it does now. *Effects*: durable on return.
 
         1. write and sync the new first segment, whose slot is a marker, 2. sync the folder: from here on a crash
         ends in the moved log, 3. publish, 4. unlink the old segment, sync the folder. *Errors*: InvariantBroken
@@ -474,11 +474,11 @@ class CommitLog(LogReader):
         with self._shape_lock, self._sync_lock, self._append_lock:
             self._check_usable()
             view = self._view
-            if view.end != view.starts[0] or position < view.end:
+            if view.end != view.starts[0]:
                 raise InvariantBroken(
-                    f"commit log [{view.starts[0]}, {view.end}) cannot be moved to position {position}"
+                    f"commit log [{view.starts[0]}, {view.end}) is not empty: it cannot begin at {position}"
                 )
-            if position > view.end:
+            if position != view.end:
                 self._begin_at(position, view.segments[0])
 
     def _begin_at(self, position: int, old: Segment) -> None:
