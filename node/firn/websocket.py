@@ -23,7 +23,7 @@ import asyncio
 import base64
 import hashlib
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Final
 
@@ -147,6 +147,12 @@ class WebSocket:
         """Write one binary message; who sends much looks at the transport's water marks."""
         if self.is_open:
             self._write(_WHOLE_BINARY, payload)
+
+    def send_parts(self, parts: Sequence[bytes | bytearray | memoryview]) -> None:
+        """Write one binary message that lies in parts: the transport joins them, or does not."""
+        if self.is_open:
+            size = sum(map(len, parts))
+            self._transport.writelines((frame_head(_WHOLE_BINARY, size, is_masked=self._is_client), *parts))
 
     def _write(self, bits: int, payload: bytes) -> None:
         head = frame_head(bits, len(payload), is_masked=self._is_client)

@@ -16,7 +16,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from firn.errors import FirnError, Invalid, LimitExceeded, Unavailable
 from firn_node.clock import Clock, RealClock
-from firn_node.server import admin, bulk, metrics, reads, records, stream
+from firn_node.server import admin, bulk, metrics, reads, records, replicate, stream
 from firn_node.server.answers import answer, error_answer
 from firn_node.server.budget import Budget
 from firn_node.server.context import Context, ServedBroker, ServerSettings
@@ -31,7 +31,15 @@ _REFUSED_KEPT = 64  # connections past the bound that are told so; those past th
 _REFUSED_SECONDS = 5.0
 
 ROUTER = Router(
-    [*records.ROUTES, *bulk.ROUTES, *reads.ROUTES, *admin.ROUTES, *metrics.ROUTES, *stream.ROUTES]
+    [
+        *records.ROUTES,
+        *bulk.ROUTES,
+        *reads.ROUTES,
+        *admin.ROUTES,
+        *metrics.ROUTES,
+        *stream.ROUTES,
+        *replicate.ROUTES,
+    ]
 )
 
 
@@ -165,6 +173,8 @@ class Server:
         for task in list(context.waiting):
             task.cancel()
         await stream.close_all(context)
+        if context.peers is not None:
+            await context.peers.close()
         await self._runner.cleanup()
         if context.kept:
             await asyncio.wait(list(context.kept), timeout=context.settings.stop_seconds)

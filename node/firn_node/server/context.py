@@ -24,6 +24,7 @@ from firn_node.engine.api import (
     SnapshotInfo,
     TopicInfo,
 )
+from firn_node.replication.doors.peers import Peers
 from firn_node.server.budget import Budget
 from firn_node.settings import BrokerSettings
 
@@ -106,6 +107,7 @@ class Context:
     in_flight: Budget  # produce requests received and not yet answered
     reads: Budget  # bulk reads in memory
     counts: Counts = field(default_factory=Counts)
+    peers: Peers | None = None  # the other replicas of the broker's group
     is_stopping: bool = False
     waiting: "set[asyncio.Task[Any]]" = field(default_factory=set)  # long polls, cut short at stop
     streams: set[Any] = field(default_factory=set)  # open WebSockets

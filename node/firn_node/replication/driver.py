@@ -1,0 +1,604 @@
+"""The driver of one replica: gives the core its events, carries out its actions.
+
+Everything but small durable writes, cuts, syncs and reads of old log bytes runs on the event loop, run to
+completion: an event is stepped, its actions carried out, what they bring about stepped, before anything else happens.
+
+Invariants:
+
+- events reach the core in the order in which they happened. Appends of one turn of the loop are one event, stepped
+  at the end of the turn or right before any other event;
+- actions are carried out in their order; those that take time (``StoreMeta``, ``CutLog``) one after another in one
+  thread, the core orders nothing of the log until it knows of their end;
+- a request that was told of by ``written`` ends exactly once: acknowledged, or with an unknown outcome;
+- a log that cannot be synced, a bug, or a damaged promise end this process's part in the group for good (``fail``).
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from firn.batch import Buffer
+from firn.errors import FirnError, InvariantBroken, MalformedBatch, NotMaster, Timeout, Unavailable
+from firn.types import Epoch, Position
+from firn_node.clock import Clock, LogClock, Randomness
+from firn_node.coordinator import Coordinator
+from firn_node.log import CommitLog
+from firn_node.log.epochs import epoch_starts
+from firn_node.replication import core
+from firn_node.replication import events as ev
+from firn_node.replication.doors.codec import Arrived
+from firn_node.replication.doors.coordination import Coordination
+from firn_node.replication.doors.logstream import LogStream
+from firn_node.replication.doors.peers import Dialling, Peers
+from firn_node.replication.doors.startup import Folder
+from firn_node.replication.doors.syncer import Syncer
+from firn_node.replication.epochstart import epoch_start_batch
+from firn_node.replication.messages import EpochStart, Header, History, Report
+from firn_node.replication.record import LogId
+from firn_node.replication.serving import Engine
+from firn_node.replication.state import Me, OpenWrite, Role, Timing
+
+log = logging.getLogger("firn.replication")
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """What a driver is given; everything that is not a decision."""
+
+    log: CommitLog
+    folder: Folder
+    coordinator: Coordinator
+    engine: Engine
+    clock: Clock
+    log_clock: LogClock
+    randomness: Randomness
+    timing: Timing = field(default_factory=Timing)
+    flush_interval_s: float = 0.0  # how long a write of ``flush: interval`` may stay unsynced
+    dialling: Dialling = field(default_factory=Dialling)
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What was appended in this turn of the event loop, not yet told to the core."""
+
+    end: int = 0
+    writes: dict[tuple[int, bool], tuple[int, "asyncio.Future[None]"]] = field(default_factory=dict)
+
+
+class GroupDriver:
+    """One replica while its process lives. Make it on the event loop, then ``start``; at the end ``stop``, once."""
+
+    def __init__(self, me: Me, doors: Doors) -> None:
+        self.me = me
+        self._doors = doors
+        self._log = doors.log
+        self._engine = doors.engine
+        self._loop = asyncio.get_running_loop()
+        self._events: deque[tuple[ev.Event, Buffer]] = deque()  # with the bytes of a frame
+        self._is_stepping = False
+        self._data: Buffer = b""  # of the frame whose step runs
+        self._turn: _Turn | None = None
+        self._tickets: dict[int, asyncio.Future[None]] = {}
+        self._next_ticket = 1
+        self._streams: dict[LogId, LogStream] = {}
+        self._cuts = 0
+        self._barriers: list[tuple[Position, asyncio.Future[None]]] = []
+        self._switchover: tuple[LogId, asyncio.Future[None]] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ticker: asyncio.TimerHandle | None = None
+        self._sync_due: asyncio.TimerHandle | None = None
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="firn-group")
+        self.failed: str | None = None
+        self.troubles: dict[str, str] = {}
+        self._syncer = Syncer(self._log, cuts=lambda: self._cuts, durable=self._durable, failed=self.fail)
+        self.peers = Peers(
+            me.group_id, me.log_id, receive=self._receive, lost=self._stop_stream, address_of=self._address_of,
+            randomness=doors.randomness, dialling=doors.dialling,
+        )  # fmt: skip
+        self._coordination = Coordination(
+            doors.coordinator, me.group_id, feed=self.feed, broken=lambda why: self.fail(why, is_bug=True)
+        )
+        self.state, self._first = core.start(me, doors.folder.startup, doors.timing, self._now())
+
+    def start(self) -> None:
+        """Take part in the group."""
+        first, self._first = self._first, ()
+        self._carry_out(first)
+        self._step_all()
+        self._tick()
+
+    async def stop(self) -> None:
+        """Take no further part, cleanly: what was written is durable on return, and the folder says so.
+
+        The order: 1. no more events; open requests end, connections close, 2. what is under way in threads ends, 3. the
+        log is synced, 4. its epochs are stored, 5. the mark of a clean stop. The caller then closes the log.
+        """
+        was_failed = self.failed is not None
+        self._end("this broker is stopping")
+        await asyncio.gather(self.peers.close(), self._coordination.close(), self._syncer.stop())
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if not was_failed and not self._log.is_broken:
+            await self._in_worker(self._say_goodbye)
+        await asyncio.to_thread(self._worker.shutdown)
+
+    def _say_goodbye(self) -> None:
+        folder, state = self._doors.folder, self.state
+        end = Position(self._log.sync())
+        if state.log.written == end:
+            folder.epoch_file.store(state.log.history, end)
+        folder.group_file.store(state.wanted, was_shut_down=True)
+
+    # Events.
+
+    def feed(self, event: ev.Event, data: Buffer = b"") -> None:
+        """Step an event, after the appends of this turn, and whatever it brings about."""
+        if self.failed is None:
+            self._tell_writes()
+            self._events.append((event, data))
+            self._step_all()
+
+    def _step_all(self) -> None:
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        try:
+            while self._events and self.failed is None:
+                self._step(*self._events.popleft())
+        except InvariantBroken as error:
+            log.exception("replication")
+            self.fail(error.message, is_bug=True)
+        finally:
+            self._is_stepping = False
+
+    def _step(self, event: ev.Event, data: Buffer) -> None:
+        before, self._data = self.state, data
+        self.state, actions = core.step(before, event, self._now())
+        self._carry_out(actions)
+        if type(event) is ev.Written:
+            self._wrote(event)
+        self._settle()
+        if before.role is not self.state.role:
+            log.info("group %s: %s -> %s", self.me.group_id, before.role.value, self.state.role.value)
+
+    def _carry_out(self, actions: tuple[ev.Action, ...]) -> None:
+        for action in actions:
+            if self.failed is not None:
+                return
+            _ACTIONS[type(action)](self, action)
+
+    def _wrote(self, event: ev.Written) -> None:
+        """The log has grown: send it, sync it; requests that the core did not take have no known outcome."""
+        for stream in self._streams.values():
+            stream.wrote()
+        if not event.writes or not all(write.is_interval for write in event.writes):
+            self._syncer.request()
+        elif self._sync_due is None:
+            self._sync_due = self._loop.call_later(self._doors.flush_interval_s, self._sync_now)
+        if self.state.mastery is None and event.writes:
+            self._time_out([write.ticket for write in event.writes], "this node was deposed")
+
+    def _sync_now(self) -> None:
+        self._sync_due = None
+        self._syncer.request()
+
+    def _durable(self, end: Position, cuts: int) -> None:
+        self.feed(ev.Durable(end, cuts))
+
+    def _tick(self) -> None:
+        self._ticker = self._loop.call_later(self._doors.timing.tick, self._tick)
+        self.feed(ev.Tick())
+
+    def _now(self) -> float:
+        return self._doors.clock.monotonic()
+
+    def _receive(self, source: LogId, found: Arrived) -> None:
+        message = found.message
+        stream = self._streams.get(source)
+        if (
+            isinstance(message, Report)
+            and stream is not None
+            and stream.header.handshake == message.header.handshake
+        ):
+            stream.reported(message.durable)
+        self.feed(ev.Received(message), found.data)
+
+    def _address_of(self, log_id: LogId) -> str | None:
+        record = self.state.record
+        member = record.members.get(log_id) if record is not None else None
+        return member.address if member is not None else None
+
+    # What the engine asks (``serving.Replication``).
+
+    @property
+    def role(self) -> Role:
+        return self.state.role
+
+    @property
+    def epoch(self) -> Epoch:
+        return self.state.epoch
+
+    @property
+    def committed(self) -> Position:
+        return self.state.committed
+
+    def admit(self, min_in_sync: int) -> None:
+        self._check_alive()
+        refusal = core.write_refusal(self.state, self._now(), min_in_sync)
+        if refusal is not None:
+            raise refusal
+
+    def written(self, end: int, *, min_in_sync: int, is_interval: bool = False) -> "asyncio.Future[None]":
+        """See ``Replication``. Appends of one turn that ask for the same share an answer, so it is shielded."""
+        turn = self._turn
+        if turn is None:
+            turn = self._turn = _Turn()
+            self._loop.call_soon(self._end_turn)
+        turn.end = end
+        key = (min_in_sync, is_interval)
+        known = turn.writes.get(key)
+        future = known[1] if known is not None else self._loop.create_future()
+        turn.writes[key] = (end, future)
+        return asyncio.shield(future)
+
+    def _end_turn(self) -> None:
+        if self.failed is None:
+            self._tell_writes()
+            self._step_all()
+
+    def _tell_writes(self) -> None:
+        """What was appended in this turn becomes an event, before any other."""
+        turn, self._turn = self._turn, None
+        if turn is None:
+            return
+        writes = []
+        for (min_in_sync, is_interval), (end, future) in turn.writes.items():
+            ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
+            self._tickets[ticket] = future
+            writes.append(OpenWrite(ticket, Position(end), min_in_sync, is_interval))
+        self._events.append((ev.Written(Position(turn.end), (), tuple(writes)), b""))
+
+    def check_read(self) -> None:
+        self._check_alive()
+        if self.state.role is not Role.MASTER:
+            raise self._not_master()
+        if not core.may_read(self.state, self._now()):
+            raise Unavailable(
+                "the master may not answer reads now: it has no lease, or has just been elected"
+            )
+
+    async def read_barrier(self) -> None:
+        self.check_read()
+        position = core.read_barrier(self.state)
+        if self.state.dispatched < position:
+            future: asyncio.Future[None] = self._loop.create_future()
+            self._barriers.append((position, future))
+            await future
+            self.check_read()
+
+    def _check_alive(self) -> None:
+        if self.failed is not None:
+            raise Unavailable(f"this replica takes no part in its group: {self.failed}")
+
+    def _not_master(self) -> FirnError:
+        return NotMaster("this node is not the master of the group", address=core.master_address(self.state))
+
+    def dispatched(self, position: int) -> None:
+        self.feed(ev.Dispatched(Position(position)))
+
+    def topics_changed(self, *, largest_min_in_sync: int, has_interval: bool) -> None:
+        self.feed(ev.TopicsChanged(largest_min_in_sync, has_interval))
+
+    def released(self, start: int) -> None:
+        self.feed(ev.Released(Position(start)))
+
+    def rebuilt(self) -> None:
+        """What precedes the own log is here, by key."""
+        self.feed(ev.Rebuilt())
+
+    def damaged(self, reason: str) -> None:
+        self.feed(ev.LogDamaged(reason))
+
+    async def checkpoint(self, position: int) -> None:
+        history = self.state.log.history
+        await self._in_worker(lambda: self._doors.folder.epoch_file.store(history, Position(position)))
+
+    # What people ask.
+
+    async def switchover(self, to: LogId) -> None:
+        """Return once ``to`` is master. *Errors*: Unavailable says why it is not."""
+        self._check_alive()
+        future: asyncio.Future[None] = self._loop.create_future()
+        if self._switchover is not None:
+            raise Unavailable(f"a switchover to {self._switchover[0]} is under way")
+        self._switchover = (to, future)
+        self.feed(ev.SwitchoverAsked(to))
+        await future
+
+    def accept_data_loss(self, by: str) -> None:
+        """Become master whatever others hold; ``by``: the person who answers for it."""
+        log.warning("group %s: data loss accepted by %s", self.me.group_id, by)
+        self.feed(ev.DataLossAccepted(by))
+
+    def remove(self, log_id: LogId) -> None:
+        """Take a replica out of the group, for good."""
+        self.feed(ev.RemovalAsked(log_id))
+
+    def status(self) -> dict[str, Any]:
+        """The replica's row of ``firn status``, as plain values."""
+        state, record = self.state, self.state.record
+        heard = state.heard if state.mastery is not None else {}
+        return {
+            "group": self.me.group_id, "log_id": self.me.log_id, "node": self.me.member.node, "role": state.role.value,
+            "epoch": state.epoch, "version": record.version if record is not None else 0,
+            "master": record.master.log_id if record is not None and record.master is not None else None,
+            "in_sync": sorted(record.in_sync) if record is not None else [],
+            "start": state.log.start, "written": state.log.written, "durable": state.log.durable,
+            "committed": state.committed, "dispatched": state.dispatched, "is_unclean": state.stored.is_unclean,
+            "lag_bytes": {log_id: max(0, state.log.written - found.durable) for log_id, found in heard.items()},
+            "reason": self.failed or state.stop_reason or self._coordination.trouble or "; ".join(self.troubles.values()),
+            "connections": self.peers.status(),
+        }  # fmt: skip
+
+    # After each step.
+
+    def _settle(self) -> None:
+        """Let go of who waits for what has come about."""
+        state = self.state
+        if self._barriers:
+            if state.role is not Role.MASTER:
+                self._end_barriers(self._not_master())
+            else:
+                waiting, self._barriers = self._barriers, []
+                for position, future in waiting:
+                    if state.dispatched < position:
+                        self._barriers.append((position, future))
+                    elif not future.done():
+                        future.set_result(None)
+        if self._switchover is not None and state.record is not None and state.record.master is not None:
+            to, future = self._switchover
+            if state.record.master.log_id == to:
+                self._switchover = None
+                if not future.done():
+                    future.set_result(None)
+
+    def _end_barriers(self, error: FirnError) -> None:
+        waiting, self._barriers = self._barriers, []
+        for _, future in waiting:
+            _refuse(future, error)
+
+    def _time_out(self, tickets: list[int], reason: str) -> None:
+        for ticket in tickets:
+            future = self._tickets.pop(ticket, None)
+            if future is not None:
+                _refuse(
+                    future, Timeout(f"the outcome is unknown: {reason}; ask again with the same sequence")
+                )
+
+    def _end(self, reason: str) -> None:
+        """No further part in the group: everyone who waits is told."""
+        self.failed = self.failed or reason
+        for timer in (self._ticker, self._sync_due):
+            if timer is not None:
+                timer.cancel()
+        self._stop_streams(ev.StopStreams())
+        self._tell_writes()
+        self._events.clear()
+        self._time_out(list(self._tickets), reason)
+        self._end_barriers(Unavailable(reason))
+        if self._switchover is not None:
+            _refuse(self._switchover[1], Unavailable(reason))
+            self._switchover = None
+
+    def fail(self, reason: str, *, is_bug: bool = False) -> None:
+        """End this process's part in the group, for good and at once: only a new process takes part again."""
+        if self.failed is None:
+            log.error("group %s: this replica stops: %s", self.me.group_id, reason)
+            self._end(reason)
+            self._engine.stopped(reason, is_bug=is_bug)
+
+    # Actions.
+
+    def _send(self, action: ev.Send) -> None:
+        self.peers.send(action.to, action.message)
+
+    def _read_record(self, action: ev.ReadRecord) -> None:
+        self._coordination.read(action)
+
+    def _compare_and_set(self, action: ev.CompareAndSet) -> None:
+        self._coordination.compare_and_set(action)
+
+    def _store_meta(self, action: ev.StoreMeta) -> None:
+        stored = self._in_worker(lambda: self._doors.folder.group_file.store(action.meta))
+
+        async def tell() -> None:
+            await stored
+            self.feed(ev.MetaStored(action.meta))
+
+        self._spawn(tell())
+
+    def _append_epoch_start(self, action: ev.AppendEpochStart) -> None:
+        batch = epoch_start_batch(
+            action.epoch,
+            group_id=self.me.group_id,
+            log_id=self.me.log_id,
+            now_ms=self._doors.log_clock.now_ms(),
+        )
+        try:
+            [position] = self._log.append([batch])
+        except OSError as error:
+            self.fail(f"the epoch-start record could not be written: {error}")
+            return
+        starts = (EpochStart(action.epoch, Position(position)),)
+        self._events.appendleft((ev.Written(Position(self._log.written_end), starts), b""))
+
+    def _load_state(self, action: ev.LoadState) -> None:
+        self._spawn(self._load(action.epoch))
+
+    async def _load(self, epoch: Epoch) -> None:
+        await self._engine.load_state(epoch)
+        self.feed(ev.StateLoaded(epoch))
+
+    def _write_frame(self, action: ev.WriteFrame) -> None:
+        """Append what has just arrived. What cannot be appended leaves a gap, after which the core asks anew."""
+        master, data = action.frame.header.log_id, self._data
+        if len(data) != action.frame.end - action.frame.start:
+            raise InvariantBroken("a frame is written in the step that received it")
+        try:
+            starts = epoch_starts(data, action.frame.start, after=self.state.log.last_epoch)
+            end = self._log.append_copy(action.frame.start, data)
+        except (FirnError, OSError) as error:
+            if isinstance(error, InvariantBroken):
+                raise
+            self._refuse_frame(master, error)
+            return
+        self.troubles.pop("frame", None)
+        history = tuple(EpochStart(Epoch(epoch), Position(start)) for epoch, start in starts)
+        self._events.appendleft((ev.Written(Position(end), history), b""))
+
+    def _refuse_frame(self, master: LogId, error: FirnError | OSError) -> None:
+        what = error.message if isinstance(error, FirnError) else str(error)
+        if self._log.is_broken:
+            self.fail(f"the commit log is broken: {what}")
+            return
+        if self.troubles.get("frame") != what:
+            log.warning("group %s: a frame of %s was not appended: %s", self.me.group_id, master, what)
+        self.troubles["frame"] = f"nothing is appended: {what}"
+        if isinstance(error, MalformedBatch):
+            self.peers.hang_up(master, "its bytes were damaged")
+
+    def _cut_log(self, action: ev.CutLog) -> None:
+        """1. forget in the engine, 2. the epoch file, 3. the log, durable each before the next; 4. what stays is durable.
+
+        A sync that begins before 3. has ended counts as one before the cut.
+        """
+        history = tuple(entry for entry in self.state.log.history if entry.start < action.end)
+        self._engine.cut(action.end)
+
+        def cut() -> None:
+            self._doors.folder.epoch_file.cut(history, action.end)
+            self._log.truncate(action.end)
+            self._cuts += 1
+
+        done = self._in_worker(cut)
+
+        async def tell() -> None:
+            await done
+            self.feed(ev.LogCut(action.end))
+            self.feed(ev.Durable(action.end, self._cuts))
+
+        self._spawn(tell())
+
+    def _begin_log(self, action: ev.BeginLog) -> None:
+        try:
+            self._doors.folder.epoch_file.cut((), action.start)
+            self._log.begin_at(action.start)
+        except OSError as error:
+            self.fail(f"the log could not begin at {action.start}: {error}")
+            return
+        self._engine.begin(action.start)
+
+    def _start_stream(self, action: ev.StartStream) -> None:
+        self._stop_stream(action.to)
+        connection = self.peers.stream_to(action.to)
+        if connection is None:
+            return  # it has gone meanwhile, and dials again
+        header = Header(self.me.group_id, action.epoch, self.me.log_id, action.handshake)
+        self._streams[action.to] = LogStream(
+            self._log, connection, header, action.start, history=self._history, damaged=self.damaged
+        )
+
+    def _history(self) -> History:
+        return self.state.log.history
+
+    def _end_stream(self, action: ev.StopStream) -> None:
+        self._stop_stream(action.to)
+
+    def _stop_stream(self, to: LogId) -> None:
+        stream = self._streams.pop(to, None)
+        if stream is not None:
+            stream.stop()
+
+    def _stop_streams(self, action: ev.StopStreams) -> None:
+        for to in list(self._streams):
+            self._stop_stream(to)
+
+    def _acknowledge(self, action: ev.Acknowledge) -> None:
+        for ticket in action.tickets:
+            future = self._tickets.pop(ticket, None)
+            if future is not None and not future.done():
+                future.set_result(None)
+
+    def _end_requests(self, action: ev.EndRequests) -> None:
+        self._time_out(list(self._tickets), action.reason)
+        self._end_barriers(self._not_master())
+
+    def _dispatch_to(self, action: ev.DispatchTo) -> None:
+        self._events.append((ev.Dispatched(self._engine.dispatch(action.position)), b""))
+
+    def _rebuild(self, action: ev.Rebuild) -> None:
+        self._engine.rebuild(action.reason, keeps_tail=action.keeps_tail)
+
+    def _switchover_ended(self, action: ev.SwitchoverEnded) -> None:
+        waiting, self._switchover = self._switchover, None
+        if waiting is not None:
+            _refuse(waiting[1], Unavailable(action.reason))
+        else:
+            log.warning("group %s: %s", self.me.group_id, action.reason)
+
+    def _stopped(self, action: ev.Stop) -> None:
+        """The core has ended; what it ordered behind this, such as a rebuild, is still carried out."""
+        log.error("group %s: this replica stops: %s", self.me.group_id, action.reason)
+        self._engine.stopped(action.reason, is_bug=action.is_bug)
+
+    # Work that takes time.
+
+    def _in_worker(self, work: Callable[[], None]) -> "asyncio.Future[None]":
+        return self._loop.run_in_executor(self._worker, work)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task: asyncio.Task[None] = self._loop.create_task(self._guarded(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        """The boundary of one task: what fails here ends the replica's part in the group."""
+        try:
+            await work
+        except Exception as error:
+            log.exception("group %s", self.me.group_id)
+            self.fail(error.message if isinstance(error, FirnError) else repr(error))
+
+
+def _refuse(future: "asyncio.Future[None]", error: FirnError) -> None:
+    """End a wait; nobody need be waiting any more."""
+    if not future.done():
+        future.set_exception(error)
+        future.exception()
+
+
+_ACTIONS: dict[type, Callable[[GroupDriver, Any], None]] = {
+    ev.Send: GroupDriver._send,
+    ev.ReadRecord: GroupDriver._read_record,
+    ev.CompareAndSet: GroupDriver._compare_and_set,
+    ev.StoreMeta: GroupDriver._store_meta,
+    ev.AppendEpochStart: GroupDriver._append_epoch_start,
+    ev.LoadState: GroupDriver._load_state,
+    ev.WriteFrame: GroupDriver._write_frame,
+    ev.CutLog: GroupDriver._cut_log,
+    ev.BeginLog: GroupDriver._begin_log,
+    ev.StartStream: GroupDriver._start_stream,
+    ev.StopStream: GroupDriver._end_stream,
+    ev.StopStreams: GroupDriver._stop_streams,
+    ev.Acknowledge: GroupDriver._acknowledge,
+    ev.EndRequests: GroupDriver._end_requests,
+    ev.DispatchTo: GroupDriver._dispatch_to,
+    ev.Rebuild: GroupDriver._rebuild,
+    ev.SwitchoverEnded: GroupDriver._switchover_ended,
+    ev.Stop: GroupDriver._stopped,
+}

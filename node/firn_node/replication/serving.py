@@ -1,0 +1,96 @@
+"""What the engine and the replication of its group are to one another; ``driver.GroupDriver`` is the one that runs.
+
+The engine's side of the contract, in full: ``docs/replication-drivers.md``.
+"""
+
+from collections.abc import Awaitable
+from typing import Any, Protocol
+
+from firn.types import Epoch, Position
+from firn_node.replication.state import Role
+
+
+class Replication(Protocol):
+    """What the engine asks its group."""
+
+    @property
+    def role(self) -> Role: ...
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch that a master stamps into its batches; asked between ``admit`` and the append."""
+        ...
+
+    @property
+    def committed(self) -> Position: ...
+
+    def admit(self, min_in_sync: int) -> None:
+        """Return when a write may be appended, in this turn of the event loop.
+
+        *Errors*: NotMaster, with the address to go to; NotEnoughInSync, Unavailable, LimitExceeded. Nothing was
+        appended.
+        """
+        ...
+
+    def written(self, end: int, *, min_in_sync: int, is_interval: bool = False) -> Awaitable[None]:
+        """Tell of an admitted append; done once it may be acknowledged.
+
+        *Errors*: Timeout: the outcome is unknown.
+        """
+        ...
+
+    def check_read(self) -> None:
+        """Return when a read may be answered now. *Errors*: NotMaster, Unavailable."""
+        ...
+
+    async def read_barrier(self) -> None:
+        """Return once everything that was acknowledged before is readable here. *Errors*: as ``check_read``."""
+        ...
+
+    def dispatched(self, position: int) -> None:
+        """Dispatch has come to ``position`` later than ``dispatch`` returned."""
+        ...
+
+    def topics_changed(self, *, largest_min_in_sync: int, has_interval: bool) -> None: ...
+
+    async def checkpoint(self, position: int) -> None:
+        """Remember the epochs of what lies before ``position``, which is dispatched: retention may remove it."""
+        ...
+
+    def released(self, start: int) -> None:
+        """Retention has removed what lay before ``start``."""
+        ...
+
+    def damaged(self, reason: str) -> None:
+        """The log cannot be trusted: leave the in-sync set, rebuild."""
+        ...
+
+    def status(self) -> dict[str, Any]: ...
+
+
+class Engine(Protocol):
+    """What a group orders of the engine that serves its log."""
+
+    def dispatch(self, position: Position) -> Position:
+        """Make what lies before ``position``, committed and durable here, readable; how far that came at once."""
+        ...
+
+    async def load_state(self, epoch: Epoch) -> None:
+        """Read the log to its end: what a master must know before it takes writes (rule 22)."""
+        ...
+
+    def cut(self, end: Position) -> None:
+        """The log is about to end at ``end``: forget what lay beyond. Nothing of it was dispatched."""
+        ...
+
+    def begin(self, start: Position) -> None:
+        """The log is empty and now begins at ``start``."""
+        ...
+
+    def rebuild(self, reason: str, *, keeps_tail: bool) -> None:
+        """This folder is given up: start anew under another log_id, with what was put aside if ``keeps_tail``."""
+        ...
+
+    def stopped(self, reason: str, *, is_bug: bool) -> None:
+        """This process takes no part in its group any more."""
+        ...
