@@ -189,7 +189,7 @@ def test_a_silent_peer_is_pinged_and_then_cut_off_and_one_that_answers_is_not() 
 
 def test_silence_in_the_middle_of_a_message_is_bounded_but_not_while_nothing_is_read() -> None:
     async def check() -> None:
-        stalled, paused = End(), End()
+        stalled, paused = End(heartbeat_s=3600), End(heartbeat_s=3600)
         for end in (stalled, paused):
             end.socket.bound_silence(0.02)
         paused.socket.pause()
@@ -201,8 +201,9 @@ def test_silence_in_the_middle_of_a_message_is_bounded_but_not_while_nothing_is_
         assert paused.socket.is_open
         paused.socket.resume()
         assert not paused.wire.is_reading_paused
-        while not paused.ended:
-            await asyncio.sleep(0.005)
+        async with asyncio.timeout(10):  # else for ever
+            while not paused.ended:
+                await asyncio.sleep(0.005)
 
     in_a_loop(check)
 
