@@ -5,19 +5,23 @@ Where each comes from: the argument, else the environment: ``$FIRN_TLS_CA``, ``$
 given; the CA ``system`` stands for those that the machine trusts. A token leaves the machine over TLS alone.
 """
 
+import ipaddress
 import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from firn.errors import Invalid
+from firn.errors import FirnError, Invalid
 
 SYSTEM_CA = "system"
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def is_loopback(host: str) -> bool:
-    return host in LOOPBACK or host.startswith("127.")
+    """Whether nobody beyond this machine is at this address. Of names only ``localhost`` is known to be that."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +39,11 @@ class Credentials:
 
     def headers(self) -> dict[str, str]:
         return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+
+    @property
+    def hint(self) -> str:
+        """What else may be behind a connection that ended: no broker says so when it refuses a handshake."""
+        return "" if self.tls_cert is None else "; does the broker take this client's certificate?"
 
     def check_address(self, address: str) -> None:
         """Errors: Invalid when the token would leave the machine unencrypted."""
@@ -129,6 +138,15 @@ def client_context(credentials: Credentials) -> ssl.SSLContext:
                 f"tls_cert {credentials.tls_cert}, tls_key {credentials.tls_key}: {_why(error)}"
             ) from error
     return context
+
+
+def refusal_of(error: BaseException | None, address: str) -> FirnError | None:
+    """What a failed handshake means that asking again would not change; None when it may be anything."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Invalid(
+            f"{address}: the broker's certificate is not trusted: {error.verify_message}; is tls_ca right?"
+        )
+    return None
 
 
 def file_stamp(path: str | None) -> object:

@@ -1,7 +1,7 @@
 """The ``CompactedTopic`` document: parsed once, at the edge, into a ``TopicSpec``.
 
-Unknown fields are refused by name. ``clusterRef``, ``brokers``, ``forceCompaction``, ``access`` and
-``deletionPolicy`` are the operator's: checked for shape and kept as they are.
+Unknown fields are refused by name. ``access`` is checked by ``firn.access``; ``clusterRef``, ``brokers``,
+``forceCompaction`` and ``deletionPolicy`` are the operator's: checked for shape and kept as they are.
 """
 
 import re
@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from firn import limits
+from firn.access import parse_access
 from firn.errors import Invalid
 from firn.units import duration_ms, duration_text, size_bytes, size_text
 
@@ -50,7 +51,7 @@ class TopicSpec:
     compaction: CompactionSpec = field(default_factory=CompactionSpec)
     retention: RetentionSpec = field(default_factory=RetentionSpec)
     durability: DurabilitySpec = field(default_factory=DurabilitySpec)
-    operator: dict[str, Any] = field(default_factory=dict)  # the operator's fields, untouched
+    operator: dict[str, Any] = field(default_factory=dict)  # the operator's fields and ``access``, untouched
 
     def document(self) -> dict[str, Any]:
         """The spec as YAML and JSON show it; ``parse_spec`` of it gives this spec again."""
@@ -138,6 +139,7 @@ def parse_spec(document: Mapping[str, Any] | None, *, replicas: int = 1) -> Topi
     for name, kind in _OPERATOR.items():
         if name in document and not isinstance(document[name], kind):
             raise Invalid(f"spec.{name}: found {document[name]!r}, which is of the wrong type")
+    parse_access(document.get("access"))
     if document.get("deletionPolicy", "Delete") not in ("Delete", "Retain"):
         raise Invalid(f"spec.deletionPolicy: expected Delete or Retain, found {document['deletionPolicy']!r}")
     compaction = CompactionSpec(**_section(document, "compaction", _COMPACTION))

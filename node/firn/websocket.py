@@ -22,6 +22,7 @@ their choice past proxies, and this client is no browser. A broker takes any key
 import asyncio
 import base64
 import hashlib
+import json
 import struct
 from collections.abc import Callable, Sequence
 from enum import IntEnum
@@ -29,7 +30,7 @@ from typing import Final
 
 import numpy as np
 
-from firn.errors import Invalid, Unavailable
+from firn.errors import FirnError, Invalid, Unavailable, from_document
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _HEAD_BYTES_MAX = 64 << 10  # of an HTTP answer
@@ -80,7 +81,10 @@ class Handshake:
         self._head = bytearray()
 
     def feed(self, data: bytes) -> bytes | None:
-        """The bytes behind the answer once it is whole, else None. Errors: Unavailable when it is a refusal."""
+        """The bytes behind the answer once it is whole, else None.
+
+        Errors: when it is a refusal, the error that it holds; Unavailable when it holds none.
+        """
         self._head += data
         end = self._head.find(b"\r\n\r\n")
         if end < 0:
@@ -92,10 +96,24 @@ class Handshake:
             name.strip().lower(): value.strip() for name, _, value in (x.partition(":") for x in lines)
         }
         if first.split(" ")[1:2] != ["101"]:
-            raise Unavailable(f"the WebSocket handshake was answered {first!r}")
+            length = headers.get("content-length", "0")
+            body = bytes(self._head[end + 4 :])
+            if length.isdecimal() and len(body) < int(length) <= _HEAD_BYTES_MAX:
+                return None
+            raise _refusal(first, body)
         if headers.get("sec-websocket-accept") != self._expected:
             raise Unavailable("the WebSocket handshake was answered with a wrong key")
         return bytes(self._head[end + 4 :])
+
+
+def _refusal(first: str, body: bytes) -> FirnError:
+    try:
+        document = json.loads(body)
+    except ValueError:
+        document = None
+    if isinstance(document, dict) and "error" in document:
+        return from_document(document)
+    return Unavailable(f"the WebSocket handshake was answered {first!r}")
 
 
 def frame_head(bits: int, size: int, *, is_masked: bool) -> bytes:

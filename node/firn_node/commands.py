@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,12 +17,16 @@ from firn.cli.running import OutputOption, checked, fail
 from firn.errors import Invalid
 from firn.units import duration_ms
 
+if TYPE_CHECKING:
+    from firn_node.settings import BrokerSettings
+
 SINGLE = "this build runs a single broker"
 
 
 def commands(app: typer.Typer) -> None:
-    """Add ``up``, ``verify``, ``dump`` and ``index``. The entry point ``firn.commands``."""
+    """Add ``up``, ``token``, ``verify``, ``dump`` and ``index``. The entry point ``firn.commands``."""
     app.command("up", help="Run a broker in the foreground until SIGINT or SIGTERM.")(_with_setting_flags(up))
+    app.command("token", help="Make a bearer token, and its entry for the file of --tokens.")(token)
     app.command("verify", help="Audit a stopped broker's data folder; damaged files are named.")(verify)
     app.command("dump", help="Print any file of a data folder.")(dump)
     index = typer.Typer(help="The partition index.", no_args_is_help=True, rich_markup_mode=None)
@@ -80,6 +84,12 @@ def up(
         typer.Option("--restart-after", parser=checked(duration_ms), metavar="DURATION", show_default=False),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without TLS.")] = False,
+    tls: Annotated[
+        bool,
+        typer.Option(
+            "--tls", help="TLS and certificates by a CA of its own, kept in the data folder under tls."
+        ),
+    ] = False,
     print_ready: Annotated[
         bool, typer.Option("--print-ready", help="Only READY HOST:PORT on stdout.")
     ] = False,
@@ -102,17 +112,73 @@ def up(
     if not flags.get("data") and not (file or {}).get("data") and not os.environ.get("FIRN_DATA"):
         raise typer.BadParameter("no data folder: give --data DIR, `data` in the --config file or $FIRN_DATA")
     settings = configure(flags, file=file, file_name=file_name, environment=os.environ).settings
-    check_listen(settings.host, insecure=insecure)
     settings = replace(settings, insecure=insecure)
+    if tls:
+        settings = _with_local_ca(settings)
+    check_listen(settings)
 
     from firn_node.config_topics import read_topic_files
     from firn_node.main import Announcer, start
 
     topics = read_topic_files(topic_files or [])
     announcer = Announcer(ready_only=print_ready)
+    if tls:
+        announcer.say(_how_to_connect(settings))
     for name in unknown_variables(os.environ):
         announcer.warn(f"${name} is no setting of firn and is ignored; `firn up --help` lists the settings")
     start(settings, topics, announcer)
+
+
+def _with_local_ca(settings: "BrokerSettings") -> "BrokerSettings":
+    """The settings with certificates that are made, or renewed, now."""
+    from firn_node.clock import RealClock
+    from firn_node.disk import RealDisk
+    from firn_node.security.localca import ensure
+
+    security = settings.security
+    if security.has_tls or security.tls_ca:
+        raise typer.BadParameter(
+            "--tls makes its own certificates: leave out --tls-cert, --tls-key and --tls-ca"
+        )
+    disk = RealDisk(settings.data)
+    files = ensure(disk, f"{settings.data}/tls", [settings.node], RealClock())
+    found = replace(
+        security,
+        tls_cert=files.certificate(settings.node),
+        tls_key=files.key(settings.node),
+        tls_ca=files.ca,
+    )
+    return replace(settings, security=found)
+
+
+def _how_to_connect(settings: "BrokerSettings") -> str:
+    folder = f"{settings.data}/tls"
+    return (
+        f"connect with: export FIRN_TLS_CA={folder}/ca.crt FIRN_TLS_CERT={folder}/admin.crt "
+        f"FIRN_TLS_KEY={folder}/admin.key"
+    )
+
+
+def token(
+    principal: Annotated[str, typer.Argument(metavar="PRINCIPAL", help="Who it will speak for.")],
+    admin: Annotated[bool, typer.Option("--admin", help="With the role admin.")] = False,
+    expires: Annotated[
+        str | None,
+        typer.Option("--expires", metavar="TIME", help="As 2027-01-01T00:00:00Z; never when left out."),
+    ] = None,
+) -> None:
+    """The token goes to stdout and is kept nowhere; its entry for the token file to stderr."""
+    from firn_node.clock import RealRandomness
+    from firn_node.security.tokens import entry_of, new_token, parse_tokens
+
+    made = new_token(RealRandomness())
+    entry = entry_of(made, principal, is_admin=admin, expires=expires)
+    try:
+        parse_tokens(f"tokens:\n{entry}", source="firn token")
+    except Invalid as error:
+        raise typer.BadParameter(error.message) from error
+    typer.echo(f"add this to the file of --tokens:\n{entry}", err=True)
+    print(made)
 
 
 def verify(

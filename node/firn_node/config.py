@@ -2,8 +2,9 @@
 
 One table names every setting; flags, file keys, variables and the documentation in ``docs/operating.md`` follow
 from it. A setting ``flushInterval`` is the flag ``--flush-interval``, the key ``flushInterval`` of the file and
-the variable ``FIRN_FLUSH_INTERVAL``. Unknown names of flags and of the file are refused by name. Unknown
-``FIRN_...`` variables are only reported: Kubernetes sets some by itself for a service that is called firn.
+the variable ``FIRN_FLUSH_INTERVAL`` (variables of TLS begin with ``FIRN_SERVER_``). Unknown names of flags and of
+the file are refused by name. Unknown ``FIRN_...`` variables are only reported: Kubernetes sets some by itself for a
+service that is called firn.
 """
 
 import os
@@ -15,14 +16,16 @@ from typing import Any
 import yaml
 
 from firn.errors import Invalid
+from firn.tls import is_loopback
 from firn.units import duration_ms, duration_text, size_bytes, size_text
-from firn_node.settings import BrokerSettings, MemorySettings
+from firn_node.settings import BrokerSettings, MemorySettings, SecuritySettings
 
 INDEX_KINDS = ("rocksdb", "files", "mirrored")
 # Variables of the same prefix that are no settings of a broker.
-OTHER_VARIABLES = ("FIRN_BROKER", "FIRN_DEBUG", "FIRN_FAILPOINT", "FIRN_CONFIG", "FIRN_LOG")
+OTHER_VARIABLES = (
+    "FIRN_BROKER", "FIRN_DEBUG", "FIRN_FAILPOINT", "FIRN_CONFIG", "FIRN_LOG", "FIRN_TOKEN", "FIRN_TOKEN_FILE",
+)  # fmt: skip
 _SERVICE_LINK = re.compile(r"FIRN_(.+_)?(SERVICE_HOST|SERVICE_PORT.*|PORT(_.*)?)")
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def _whole(value: object, *, field: str, least: int = 0) -> int:
@@ -53,6 +56,10 @@ def _text(value: object, *, field: str) -> str:
     raise Invalid(f"{field}: expected text, found {value!r}")
 
 
+def _path(value: object, *, field: str) -> str:
+    return os.path.abspath(os.path.expanduser(_text(value, field=field)))
+
+
 def _index(value: object, *, field: str) -> str:
     if isinstance(value, str) and value in INDEX_KINDS:
         return value
@@ -68,12 +75,13 @@ def _address(value: object, *, field: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting. ``target``: the field of BrokerSettings, ``memory.`` before one of MemorySettings."""
+    """One setting. ``target``: the field of BrokerSettings, ``memory.`` or ``security.`` before one of these parts."""
 
     name: str
     target: str | None
     parse: Callable[..., Any]
     help: str
+    prefix: str = "FIRN_"  # of its variable
 
     @property
     def flag(self) -> str:
@@ -81,12 +89,15 @@ class Setting:
 
     @property
     def variable(self) -> str:
-        return "FIRN_" + re.sub(r"([A-Z])", r"_\1", self.name).upper()
+        return self.prefix + re.sub(r"([A-Z])", r"_\1", self.name).upper()
 
     @property
     def parameter(self) -> str:
         return self.flag[2:].replace("-", "_")
 
+
+# Clients in the same environment have $FIRN_TLS_CERT and its like for credentials of their own.
+_SERVER = "FIRN_SERVER_"
 
 SETTINGS = (
     Setting("data", "data", _text, "The data folder; made when it is missing."),
@@ -110,6 +121,12 @@ SETTINGS = (
     Setting("activeKeysCache", "memory.active_keys_bytes", size_bytes, "Memory of the key indexes of active segments."),
     Setting("inFlightCache", "memory.in_flight_bytes", size_bytes, "Memory of requests not yet acknowledged."),
     Setting("readsCache", "memory.reads_bytes", size_bytes, "Memory of reads being put together."),
+    Setting("tlsCert", "security.tls_cert", _path, "The broker's certificate with its chain (PEM): speak TLS.", _SERVER),
+    Setting("tlsKey", "security.tls_key", _path, "Its key (PEM).", _SERVER),
+    Setting("tlsCa", "security.tls_ca", _path, "The cluster's own CA (PEM, with its CRL).", _SERVER),
+    Setting("tlsClientCa", "security.tls_client_ca", _path, "Further CAs (PEM), for clients alone.", _SERVER),
+    Setting("tokens", "security.tokens", _path, "Bearer tokens, hashed (YAML; see `firn token`)."),
+    Setting("auditLog", "security.audit_log", _path, "Audit log; else `audit.log` in the data folder."),
     Setting("leaseTtl", None, duration_ms, "Lease of a mastership; without effect on a single broker."),
     Setting("replicaMaxLag", None, duration_ms, "When a replica leaves the in-sync set; without effect on a single broker."),
 )  # fmt: skip
@@ -122,9 +139,9 @@ def default_text(setting: Setting) -> str:
         return "127.0.0.1:7700"
     if setting.target is None or setting.name == "data":
         return ""
-    owner, _, name = setting.target.rpartition(".")
-    defaults: Any = MemorySettings() if owner else BrokerSettings(data="")
-    value = getattr(defaults, name)
+    value: Any = BrokerSettings(data="")
+    for name in setting.target.split("."):
+        value = getattr(value, name)
     if setting.parse is duration_ms:
         return duration_text(value)
     if setting.parse is size_bytes:
@@ -200,38 +217,51 @@ def configure(
 
 def _settings(given: Mapping[str, Any]) -> BrokerSettings:
     broker: dict[str, Any] = {}
-    memory: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {"memory": {}, "security": {}}
     for name, value in given.items():
         target = BY_NAME[name].target
         if name == "listen":
             broker["host"], broker["port"] = value
-        elif target is not None and target.startswith("memory."):
-            memory[target.removeprefix("memory.")] = value
         elif target is not None:
-            broker[target] = value
+            part, _, field = target.rpartition(".")
+            (parts[part] if part else broker)[field] = value
     broker["data"] = os.path.abspath(os.path.expanduser(broker["data"]))
-    return BrokerSettings(**broker, memory=MemorySettings(**memory))
+    found = BrokerSettings(
+        **broker, memory=MemorySettings(**parts["memory"]), security=SecuritySettings(**parts["security"])
+    )
+    found.security.check()
+    return found
 
 
-def check_listen(host: str, *, insecure: bool) -> None:
-    """Refuse to be open by accident: this build speaks neither TLS nor authentication.
+def check_listen(settings: BrokerSettings) -> None:
+    """Refuse to be open by accident.
 
     Errors: Invalid.
     """
-    if host in LOOPBACK or host.startswith("127.") or insecure:
+    security = settings.security
+    if is_loopback(settings.host) or settings.insecure or (security.has_tls and security.has_authentication):
         return
+    missing = [
+        name
+        for name, given in (
+            ("TLS (--tls-cert, --tls-key)", security.has_tls),
+            ("authentication (--tls-ca or --tokens)", security.has_authentication),
+        )
+        if not given
+    ]
     raise Invalid(
-        f"refusing to listen on {host}: anybody who reaches it could read and write everything, because this build "
-        "has no TLS; listen on 127.0.0.1, or give --insecure where the network is trusted"
+        f"refusing to listen on {settings.host} without {' and '.join(missing)}: anybody who reaches it could read "
+        "or write; give these, listen on 127.0.0.1, or give --insecure where the network is trusted"
     )
 
 
 def _settable() -> set[str]:
     named = {setting.target for setting in SETTINGS if setting.target}
-    return named | {"host", "port", "memory"}
+    return named | {"host", "port", "memory", "security"}
 
 
 assert {f.name for f in fields(BrokerSettings)} - {"insecure"} <= _settable(), (
     "a field of BrokerSettings cannot be set"
 )
 assert {f"memory.{f.name}" for f in fields(MemorySettings)} <= _settable()
+assert {f"security.{f.name}" for f in fields(SecuritySettings)} <= _settable()

@@ -13,17 +13,20 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from firn.errors import Invalid, Unavailable
 from firn.topicspec import TopicDocument
+from firn_node.clock import RealClock
 from firn_node.config_topics import apply_topics
 from firn_node.memory import bound_heaps, release_compiler
 from firn_node.settings import BrokerSettings
 
 if TYPE_CHECKING:
     from firn_node.engine.broker import Broker
+    from firn_node.security.guard import Guard
+    from firn_node.security.trust import TrustFiles
 
 READY_POLL_S = 0.01
 # One busy Python thread delays the event loop by a switch interval at a time; 5 ms by default.
@@ -75,21 +78,59 @@ async def _serve(
 ) -> None:
     from firn_node.server import serve
 
+    async with _security(broker, settings) as (trust, guard):
+        try:
+            server = await serve(broker, host=settings.host, port=settings.port, trust=trust, guard=guard)
+        except OSError as error:
+            raise _port_error(settings, error) from error
+        broker.address = server.address
+        try:
+            await _answer(broker, server.address, announcer, stopping)
+        finally:
+            await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def _security(
+    broker: "Broker", settings: BrokerSettings
+) -> "AsyncIterator[tuple[TrustFiles | None, Guard | None]]":
+    """What is trusted, watched for changes, and who is let in; None and None where everybody is.
+
+    Errors: Invalid, naming the file that is no good; OSError for the audit log.
+    """
+    security = settings.security
+    if not security.has_tls and not security.has_authentication:
+        yield None, None
+        return
+    from firn_node.security.audit import AuditLog
+    from firn_node.security.guard import Guard
+    from firn_node.security.trust import TrustFiles
+
+    trust, clock = TrustFiles(security), RealClock()
+    watching = asyncio.create_task(trust.watch())
+    audit = None
     try:
-        server = await serve(broker, host=settings.host, port=settings.port)
-    except OSError as error:
-        raise _port_error(settings, error) from error
-    broker.address = server.address
-    try:
-        while not broker.is_ready() and not stopping.is_set():
-            await asyncio.sleep(READY_POLL_S)
-        if not stopping.is_set():
-            announcer.ready(server.address)
-        loading = asyncio.create_task(asyncio.to_thread(_load_kernels))
-        await _until_stopped_or_failed(broker, stopping)
-        await loading
+        if not security.has_authentication:
+            yield trust, None
+            return
+        audit = AuditLog(security.audit_log or f"{settings.data}/audit.log", clock)
+        yield trust, Guard(trust, clock, broker, audit)
     finally:
-        await server.stop()
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        if audit is not None:
+            audit.close()
+
+
+async def _answer(broker: "Broker", address: str, announcer: Announcer, stopping: asyncio.Event) -> None:
+    """Say when the broker takes writes, then go on until it is stopped. Errors: as ``_until_stopped_or_failed``."""
+    while not broker.is_ready() and not stopping.is_set():
+        await asyncio.sleep(READY_POLL_S)
+    if not stopping.is_set():
+        announcer.ready(address)
+    loading = asyncio.create_task(asyncio.to_thread(_load_kernels))
+    await _until_stopped_or_failed(broker, stopping)
+    await loading
 
 
 def _load_kernels() -> None:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from firn.errors import Invalid
+
 
 @dataclass(frozen=True, slots=True)
 class MemorySettings:
@@ -12,6 +14,35 @@ class MemorySettings:
     active_keys_bytes: int = 48 << 20  # key indexes of active segments; past it the largest are sealed
     in_flight_bytes: int = 32 << 20  # produce requests received and not yet acknowledged
     reads_bytes: int = 16 << 20  # bulk reads being put together
+
+
+@dataclass(frozen=True, slots=True)
+class SecuritySettings:
+    """Paths; empty: none. PEM files and the token file are read again when they change."""
+
+    tls_cert: str = ""  # the broker's own certificate, with its chain
+    tls_key: str = ""
+    tls_ca: str = ""  # the cluster's own CA: nodes, administrators, clients
+    tls_client_ca: str = ""  # further CAs, for clients alone
+    tokens: str = ""  # bearer tokens, hashed
+    audit_log: str = ""  # with authentication; empty: `audit.log` in the data folder
+
+    @property
+    def has_tls(self) -> bool:
+        return bool(self.tls_cert)
+
+    @property
+    def has_authentication(self) -> bool:
+        return bool(self.tls_ca or self.tls_client_ca or self.tokens)
+
+    def check(self) -> None:
+        """Errors: Invalid for settings that cannot go together."""
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise Invalid("tlsCert and tlsKey belong together: give both, or neither")
+        if (self.tls_ca or self.tls_client_ca) and not self.tls_cert:
+            raise Invalid(
+                "tlsCa and tlsClientCa check certificates, which needs TLS: give tlsCert and tlsKey too"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,3 +67,4 @@ class BrokerSettings:
     snapshot_ttl_ms: int = 600_000  # a snapshot's lease
     producer_expiry_ms: int = 7 * 86_400_000  # a producer's sequences are forgotten after so long unused
     memory: MemorySettings = field(default_factory=MemorySettings)
+    security: SecuritySettings = field(default_factory=SecuritySettings)

@@ -14,6 +14,7 @@ from firn.errors import Invalid
 from firn.record import Record, parse_document
 from firn_node.config import SETTINGS, check_listen, configure, default_text, parse_config, unknown_variables
 from firn_node.config_topics import read_topic_files
+from firn_node.settings import BrokerSettings, SecuritySettings
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(1, 30), max_size=50))
@@ -154,15 +155,20 @@ def test_a_flag_wins_over_the_file_the_file_over_the_variable_and_that_over_the_
 def test_every_setting_is_a_flag_a_file_key_and_a_variable_and_refuses_what_it_is_not(name: str) -> None:
     setting = next(s for s in SETTINGS if s.name == name)
     given = default_text(setting) or ("30s" if setting.parse.__name__ == "duration_ms" else "x")
-    assert configure({"data": "d", name: given}, environment={}).sources[name] == setting.flag
-    assert configure({}, file={"data": "d", name: given}, environment={}).sources[name].endswith(name)
+    beside = {other: "x" for other in ("tlsCert", "tlsKey") if name.startswith("tls") and other != name}
+    assert configure({"data": "d", name: given, **beside}, environment={}).sources[name] == setting.flag
+    file = {"data": "d", name: given, **beside}
+    assert configure({}, file=file, environment={}).sources[name].endswith(name)
     assert (
-        configure({}, environment={"FIRN_DATA": "d", setting.variable: given}).sources[name]
+        configure(beside, environment={"FIRN_DATA": "d", setting.variable: given}).sources[name]
         == f"${setting.variable}"
     )
     if setting.name not in ("data", "node"):
+        wrong = (
+            "" if setting.target and setting.target.startswith("security.") else "?"
+        )  # any text may be a path
         with pytest.raises(Invalid, match=setting.flag):
-            configure({"data": "d", name: "?"}, environment={})
+            configure({"data": "d", name: wrong}, environment={})
 
 
 def test_an_unknown_name_in_the_settings_file_is_refused_by_name() -> None:
@@ -181,13 +187,36 @@ def test_a_misspelled_variable_is_told_and_those_of_kubernetes_are_not() -> None
     assert unknown_variables(environment) == ["FIRN_FLUSH_INTERVALL"]
 
 
-def test_nobody_listens_beyond_loopback_without_saying_that_it_is_insecure() -> None:
+def test_nobody_listens_beyond_loopback_without_tls_and_authentication_unless_told_to() -> None:
+    both = SecuritySettings(tls_cert="c", tls_key="k", tokens="t")
     for host in ("127.0.0.1", "127.0.0.9", "localhost", "::1"):
-        check_listen(host, insecure=False)
-    for host in ("0.0.0.0", "::", "192.168.1.2", "broker.example"):
-        with pytest.raises(Invalid, match="--insecure"):
-            check_listen(host, insecure=False)
-        check_listen(host, insecure=True)
+        check_listen(BrokerSettings("d", host=host))
+    for host in ("0.0.0.0", "::", "192.168.1.2", "broker.example", "127.broker.example"):
+        check_listen(BrokerSettings("d", host=host, security=both))
+        check_listen(BrokerSettings("d", host=host, insecure=True))
+        for security, missing in (
+            (SecuritySettings(), "without TLS .* and authentication"),
+            (SecuritySettings(tls_cert="c", tls_key="k"), "without authentication"),
+            (SecuritySettings(tokens="t"), "without TLS"),
+        ):
+            with pytest.raises(Invalid, match=f"{missing}.*--insecure"):
+                check_listen(BrokerSettings("d", host=host, security=security))
+
+
+def test_settings_of_tls_have_variables_that_no_client_reads() -> None:
+    given = {"FIRN_TLS_CERT": "client.crt", "FIRN_TLS_KEY": "client.key", "FIRN_TOKENS": "tokens.yaml"}
+    found = configure({"data": "d"}, environment=given).settings.security
+    assert (found.tls_cert, found.tls_key) == ("", "")
+    assert found.tokens.endswith("/tokens.yaml")
+    given = {"FIRN_SERVER_TLS_CERT": "node.crt", "FIRN_SERVER_TLS_KEY": "node.key"}
+    found = configure({"data": "d"}, environment=given).settings.security
+    assert found.tls_cert.endswith("/node.crt")
+
+
+def test_a_certificate_without_its_key_and_a_ca_without_a_certificate_are_refused() -> None:
+    for flags in ({"tlsCert": "c"}, {"tlsKey": "k"}, {"tlsCa": "a"}):
+        with pytest.raises(Invalid, match="tlsKey"):
+            configure({"data": "d", **flags}, environment={})
 
 
 TOPIC = "apiVersion: firn.dev/v1alpha1\nkind: CompactedTopic\nmetadata: {name: %s}\n"

@@ -16,7 +16,8 @@ from firn_node.security.certificates import Authorities, identify, parse_authori
 from firn_node.security.decision import Principal
 from firn_node.security.localca import Pair, make_ca, make_client, make_node
 from firn_node.security.tokens import digest_of, new_token, parse_tokens
-from firn_node.security.trust import Caller, SecuritySettings, TrustFiles, load_trust
+from firn_node.security.trust import Caller, TrustFiles, load_trust
+from firn_node.settings import SecuritySettings
 
 CLUSTER = make_ca("cluster", now())
 OTHERS = make_ca("corporate", now())

@@ -4,6 +4,7 @@ import pytest
 
 from firn.access import AccessRule, Right, parse_access, rights_of
 from firn.errors import Forbidden, Invalid, Unauthorized
+from firn.topicspec import parse_spec
 from firn_node.security.decision import Action, Principal, decide
 
 RULES = parse_access(
@@ -111,3 +112,12 @@ def test_only_a_star_is_special_in_a_pattern(pattern: str, principal: str, match
 def test_a_rule_that_is_none_is_refused_by_field(access: object, named: str) -> None:
     with pytest.raises(Invalid, match=named):
         parse_access(access)
+    with pytest.raises(Invalid, match=named):
+        parse_spec({"access": access})
+
+
+def test_the_rules_of_a_topic_are_kept_as_they_were_written() -> None:
+    access = [{"principals": ["a*"], "allow": ["write", "read"]}]
+    spec = parse_spec({"access": access})
+    assert spec.document()["access"] == access
+    assert parse_spec(spec.document()) == spec

@@ -74,6 +74,9 @@ class StandIn:
             raise UnknownTopic(f"no topic {name!r}")
         return self.names[name]
 
+    def topic_of_id(self, topic_id: int) -> TopicInfo | None:
+        return next((topic for topic in self.names.values() if topic.topic_id == topic_id), None)
+
     def topics(self, *, after: str = "", limit: int = 1000) -> list[TopicInfo]:
         return [self.names[n] for n in sorted(self.names) if n > after][:limit]
 

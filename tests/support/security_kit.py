@@ -1,17 +1,28 @@
 """Certificates, tokens and clocks for tests of security."""
 
+import contextlib
+import json
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
+from yarl import URL
 
-from firn.tls import Credentials
+from firn.tls import Credentials, client_context
 from firn_node.clock import RealClock
+from firn_node.security.audit import AuditLog
+from firn_node.security.guard import Guard
 from firn_node.security.localca import Pair, make_ca, make_client, make_node
 from firn_node.security.tokens import digest_of
-from firn_node.security.trust import SecuritySettings
+from firn_node.security.trust import TrustFiles
+from firn_node.server import ServerSettings, serve
+from firn_node.settings import SecuritySettings
+from server.serving import Peer
 
 
 class SetClock:
@@ -97,3 +108,55 @@ class Site:
 
     def with_token(self, token: str) -> Credentials:
         return Credentials(self.path("ca.crt"), token=token)
+
+
+@contextlib.asynccontextmanager
+async def guarded(
+    site: Site,
+    broker: Any,
+    *,
+    clock: SetClock | None = None,
+    settings: ServerSettings | None = None,
+    security: SecuritySettings | None = None,
+) -> AsyncIterator[Any]:
+    """A server with TLS and authentication before ``broker``; its address has a name that certificates hold."""
+    clock = clock or SetClock()
+    trust = TrustFiles(security or site.settings)
+    audit = AuditLog(site.path("audit.log"), clock)
+    guard = Guard(trust, clock, broker, audit)
+    server = await serve(broker, host="127.0.0.1", port=0, trust=trust, guard=guard, settings=settings)
+    try:
+        yield server
+    finally:
+        await server.stop()
+        audit.close()
+
+
+class Asking:
+    """Requests of one holder of credentials, each over the one connection of its session."""
+
+    def __init__(self, address: str, credentials: Credentials) -> None:
+        self._base = f"{'https' if credentials.uses_tls else 'http'}://{address}"
+        self._tls = client_context(credentials) if credentials.uses_tls else True
+        self.session = aiohttp.ClientSession(headers=credentials.headers(), auto_decompress=False)
+
+    async def __call__(self, method: str, target: str, **options: Any) -> tuple[int, Any]:
+        """Status and body, decoded where it is JSON."""
+        url = URL(self._base + target, encoded=True)
+        async with self.session.request(method, url, ssl=self._tls, **options) as response:
+            body: Any = await response.read()
+            if response.content_type == "application/json":
+                body = json.loads(body)
+            return response.status, body
+
+    @contextlib.asynccontextmanager
+    async def stream(self) -> AsyncIterator[Peer]:
+        url = f"{self._base}/v1/stream"
+        async with self.session.ws_connect(url, max_msg_size=0, ssl=self._tls) as socket:
+            yield Peer(socket)
+
+    async def __aenter__(self) -> "Asking":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.session.close()

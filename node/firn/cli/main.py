@@ -8,10 +8,21 @@ import typer
 
 from firn import __version__
 from firn.cli import bench, compact, consume, later, lookup, produce, status, topics
-from firn.cli.running import BrokerOption, Failure, TimeoutOption, quiet_stdout, sentence_of, set_common
+from firn.cli.running import (
+    BrokerOption,
+    Failure,
+    TimeoutOption,
+    TlsCaOption,
+    TlsCertOption,
+    TlsKeyOption,
+    TokenFileOption,
+    quiet_stdout,
+    sentence_of,
+    set_common,
+)
 from firn.errors import FirnError, Unavailable
 
-NODE_COMMANDS = ("up", "verify", "dump", "index")
+NODE_COMMANDS = ("up", "token", "verify", "dump", "index")
 _NO_BROKER = "; start a broker with `firn up --data DIR`, or say where it is with --broker or $FIRN_BROKER"
 _CLI_HELP = "firn: a key-compacted message log. Exit codes: 0 done, 1 failed, 2 wrong usage."
 
@@ -25,11 +36,22 @@ def _print_version(wanted: bool) -> None:
 def _common(
     broker: BrokerOption = None,
     timeout: TimeoutOption = None,
+    tls_ca: TlsCaOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    token_file: TokenFileOption = None,
     version: bool = typer.Option(
         False, "--version", callback=_print_version, is_eager=True, help="Show the version."
     ),
 ) -> None:
-    set_common(broker=broker, timeout=timeout)
+    set_common(
+        broker=broker,
+        timeout=timeout,
+        tls_ca=tls_ca,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        token_file=token_file,
+    )
 
 
 def build() -> typer.Typer:

@@ -92,6 +92,34 @@ TimeoutOption = Annotated[
         show_default=False,
     ),
 ]
+TlsCaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-ca",
+        metavar="FILE|system",
+        help="Speak TLS with brokers whose certificate this CA signed; else $FIRN_TLS_CA.",
+        show_default=False,
+    ),
+]
+TlsCertOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tls-cert", metavar="FILE", help="Your own certificate; else $FIRN_TLS_CERT.", show_default=False
+    ),
+]
+TlsKeyOption = Annotated[
+    str | None,
+    typer.Option("--tls-key", metavar="FILE", help="Its key; else $FIRN_TLS_KEY.", show_default=False),
+]
+TokenFileOption = Annotated[
+    str | None,
+    typer.Option(
+        "--token-file",
+        metavar="FILE",
+        help="Holds a bearer token; else $FIRN_TOKEN, $FIRN_TOKEN_FILE.",
+        show_default=False,
+    ),
+]
 OutputOption = Annotated[
     str | None,
     typer.Option(
@@ -110,7 +138,9 @@ def connect(broker: str | None, timeout: str | None) -> "Client":
 
     Errors: typer.BadParameter when ``$FIRN_BROKER`` is no address.
     """
-    from firn.client import Client  # brings aiohttp, which `firn --help` need not wait for
+    # aiohttp and ssl come with these: `firn --help` need not wait for them.
+    from firn.client import Client
+    from firn.tls import find_credentials
 
     given = _common_options()
     address = broker or given.get("broker") or os.environ.get("FIRN_BROKER") or DEFAULT_BROKER
@@ -118,7 +148,21 @@ def connect(broker: str | None, timeout: str | None) -> "Client":
         _addresses(address)
     except Invalid as error:
         raise typer.BadParameter(f"$FIRN_BROKER: {error.message}") from error
-    return Client(address, timeout=duration_ms(timeout or given.get("timeout") or DEFAULT_TIMEOUT) / 1000)
+    seconds = duration_ms(timeout or given.get("timeout") or DEFAULT_TIMEOUT) / 1000
+    found = find_credentials(
+        tls_ca=given.get("tls_ca"),
+        tls_cert=given.get("tls_cert"),
+        tls_key=given.get("tls_key"),
+        token_file=given.get("token_file"),
+    )
+    return Client(
+        address,
+        timeout=seconds,
+        tls_ca=found.tls_ca,
+        tls_cert=found.tls_cert,
+        tls_key=found.tls_key,
+        token=found.token,
+    )
 
 
 _common: dict[str, str | None] = {}
@@ -128,9 +172,9 @@ def _common_options() -> dict[str, str | None]:
     return _common
 
 
-def set_common(*, broker: str | None, timeout: str | None) -> None:
+def set_common(**given: str | None) -> None:
     """Remember what was given before the command's name."""
-    _common.update(broker=broker, timeout=timeout)
+    _common.update(given)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

@@ -20,6 +20,7 @@ from firn.client.table import Table
 from firn.client.transport import Transport, path_of
 from firn.errors import Invalid, InvariantBroken, NotFound, Timeout, UnknownTopic
 from firn.record import Record, parse_document
+from firn.tls import find_credentials
 
 TIMEOUT_S = 30.0
 TOPICS_PAGE = 1000
@@ -30,7 +31,8 @@ class Client:
     """A client of the brokers at ``HOST:PORT[,...]`` (else ``$FIRN_BROKER``, else ``127.0.0.1:7700``).
 
     Use it as ``async with``: leaving it closes its producers (which flushes them), readers and tables.
-    ``timeout``: seconds for each request, retries included. ``token``: a bearer token, where brokers want one.
+    ``timeout``: seconds for each request, retries included. ``tls_ca``, ``tls_cert``, ``tls_key`` (PEM files) and
+    ``token`` (a bearer token): for brokers that want them; what is left out comes from the environment (``firn.tls``).
     """
 
     def __init__(
@@ -38,11 +40,17 @@ class Client:
         brokers: str | None = None,
         *,
         timeout: float = TIMEOUT_S,
+        tls_ca: str | None = None,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
         token: str | None = None,
         randomness: random.Random | None = None,
     ) -> None:
         self._transport = Transport(
-            brokers, timeout=timeout, randomness=randomness or random.SystemRandom(), token=token
+            brokers,
+            timeout=timeout,
+            randomness=randomness or random.SystemRandom(),
+            credentials=find_credentials(tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token=token),
         )
         self._puts = Puts(self._transport)
         self._gets = Gets(self._transport)

@@ -9,13 +9,16 @@ and nothing came behind it; what a request announces is in memory before it is g
 """
 
 import asyncio
+import ssl
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from multidict import CIMultiDict
 from yarl import URL
+
+from firn.tls import refusal_of
 
 HEAD_BYTES_MAX = 16 << 10
 # The broker's bound of a page is 16 MiB, and one batch of any size, and its masks.
@@ -37,8 +40,15 @@ class CannotConnect(OSError):
 class PageSockets:
     """The connections of one client, by address."""
 
-    def __init__(self, headers: Mapping[str, str], *, connect_seconds: float) -> None:
+    def __init__(
+        self,
+        headers: Mapping[str, str],
+        *,
+        connect_seconds: float,
+        tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+    ) -> None:
         self._headers = dict(headers)
+        self._tls = tls
         self._connect_seconds = connect_seconds
         self._idle: defaultdict[str, list[_Connection]] = defaultdict(list)
         self._is_closed = False
@@ -47,7 +57,7 @@ class PageSockets:
         """The whole answer to one GET.
 
         Errors: CannotConnect; OSError when the connection ends early or what comes is not an answer of HTTP/1.1
-        with its length.
+        with its length; Invalid when the broker's certificate is not trusted.
         """
         request = _request(address, target, {**self._headers, **headers})
         while (kept := self._kept(address)) is not None:
@@ -71,12 +81,12 @@ class PageSockets:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    _Connection, host, port, happy_eyeballs_delay=0.25
+                    _Connection, host, port, happy_eyeballs_delay=0.25, ssl=self._tls()
                 )
         except TimeoutError:
             raise CannotConnect(f"no answer within {self._connect_seconds:g} s") from None
         except OSError as error:
-            raise CannotConnect(str(error)) from error
+            raise refusal_of(error, address) or CannotConnect(str(error)) from error
         return connection
 
     async def _answered(self, address: str, connection: "_Connection", request: bytes) -> RawAnswer:

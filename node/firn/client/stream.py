@@ -10,12 +10,14 @@ import asyncio
 import base64
 import logging
 import secrets
+import ssl
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from firn.batch import Buffer
 from firn.errors import FirnError, InvariantBroken, NotMaster, Timeout, Unavailable, from_document
+from firn.tls import refusal_of
 from firn.websocket import CloseCode, Handshake, Opcode, WebSocket, handshake
 from firn.wire import STREAM_VERSION, Assembler, Message, Op, frames
 
@@ -50,18 +52,25 @@ class Stream(asyncio.Protocol):
 
     @classmethod
     async def connect(
-        cls, address: str, *, timeout: float, client: str, headers: Mapping[str, str] | None = None
+        cls,
+        address: str,
+        *,
+        timeout: float,
+        client: str,
+        headers: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> "Stream":
         """A connection that has been greeted.
 
         Errors: Unavailable (nobody there), Timeout, or what the broker answered.
         """
         host, _, port = address.rpartition(":")
+        host = host.strip("[]")
         stream = cls(address)
         try:
             async with asyncio.timeout(timeout):
                 try:
-                    await stream._loop.create_connection(lambda: stream, host.strip("[]"), int(port))
+                    await stream._loop.create_connection(lambda: stream, host, int(port), ssl=tls)
                     await stream._shake_hands(dict(headers or {}))
                     await stream.ask(Op.HELLO, {"version": STREAM_VERSION, "client": client})
                 except BaseException:
@@ -71,7 +80,8 @@ class Stream(asyncio.Protocol):
         except TimeoutError:
             raise Timeout(f"{address}: no answer within {timeout:g} s") from None
         except (OSError, ValueError) as error:
-            raise Unavailable(f"{address}: cannot connect: {error}") from error
+            refusal = refusal_of(error, address)
+            raise refusal or Unavailable(f"{address}: cannot connect: {error}") from error
 
     async def _shake_hands(self, headers: dict[str, str]) -> None:
         key = base64.b64encode(secrets.token_bytes(16)).decode()
@@ -219,7 +229,8 @@ class Stream(asyncio.Protocol):
         try:
             rest = answer.feed(data)
         except FirnError as error:
-            self._end(Unavailable(f"{self.address}: cannot connect: {error.message}"))
+            is_mute = isinstance(error, Unavailable)
+            self._end(Unavailable(f"{self.address}: cannot connect: {error.message}") if is_mute else error)
             self._transport.abort()
             return
         if rest is None:

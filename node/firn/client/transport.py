@@ -22,6 +22,7 @@ from firn.client.addresses import Addresses
 from firn.client.pageget import CannotConnect, PageSockets
 from firn.client.stream import Stream, address_in
 from firn.errors import FirnError, InvariantBroken, Timeout, Unavailable, from_document
+from firn.tls import ClientTls, Credentials, refusal_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -59,14 +60,20 @@ class Transport:
     """Sessions and connections of one client. To be opened in the event loop that uses it."""
 
     def __init__(
-        self, brokers: str | None, *, timeout: float, randomness: Random, token: str | None = None
+        self, brokers: str | None, *, timeout: float, randomness: Random, credentials: Credentials
     ) -> None:
+        """Errors: Invalid for an address that is none, or to which the token may not go."""
         self.addresses = Addresses(brokers)
+        for address in self.addresses.in_turn():
+            credentials.check_address(address)
         self.timeout = timeout
         self.randomness = randomness
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._credentials = credentials
+        self._tls = ClientTls(credentials)
+        self._scheme = "https" if credentials.uses_tls else "http"
+        self._headers = credentials.headers()
         self._session: aiohttp.ClientSession | None = None
-        self._pages = PageSockets(self._headers, connect_seconds=CONNECT_TIMEOUT_S)
+        self._pages = PageSockets(self._headers, connect_seconds=CONNECT_TIMEOUT_S, tls=self._tls.context)
         self._stream: Stream | None = None
         self._connecting = asyncio.Lock()
         self._is_closed = False
@@ -118,11 +125,12 @@ class Transport:
                         timeout=min(self.timeout, CONNECT_TIMEOUT_S),
                         client=f"firn/{__version__}",
                         headers=self._headers,
+                        tls=self._tls.context(),
                     )
                     self.addresses.prefer(address)
                     return self._stream
                 except Unavailable as error:
-                    last = error
+                    last = Unavailable(error.message + self._credentials.hint, **error.details)
                     self.addresses.put_last(address)
             raise last
 
@@ -130,6 +138,7 @@ class Transport:
         """Learn from an error: go to the master that it names."""
         address = address_in(error)
         if address is not None and address != self.addresses.preferred:
+            self._credentials.check_address(address)
             self.addresses.prefer(address)
             stale, self._stream = self._stream, None
             if stale is not None:
@@ -223,10 +232,13 @@ class Transport:
             try:
                 return await ask(address)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, CannotConnect) as error:
-                last = Unavailable(f"{address}: cannot connect: {error}")
+                last = _refusal_in(error, address) or Unavailable(f"{address}: cannot connect: {error}")
             except (aiohttp.ClientError, OSError) as error:
-                last = Unavailable(f"{address}: the connection broke: {error}")
-                if not is_repeatable:
+                refusal = _refusal_in(error, address)
+                last = refusal or Unavailable(
+                    f"{address}: the connection broke: {error}{self._credentials.hint}"
+                )
+                if refusal is None and not is_repeatable:
                     raise FirnError(
                         f"{what}: {last.message}; whether it took effect is unknown, so it was not repeated"
                     ) from error
@@ -237,14 +249,18 @@ class Transport:
         try:
             return await ask(address)
         except (aiohttp.ClientError, OSError) as error:
-            raise Unavailable(f"{address}: cannot be asked: {error}") from error
+            refusal = _refusal_in(error, address)
+            raise refusal or Unavailable(
+                f"{address}: cannot be asked: {error}{self._credentials.hint}"
+            ) from error
 
     async def _once(
         self, address: str, method: str, target: str, data: bytes | None, headers: Mapping[str, str]
     ) -> Answer:
         extra = {"Content-Type": "application/json", **headers} if data is not None else dict(headers)
-        url = URL(f"http://{address}{target}", encoded=True)
-        async with self.session.request(method, url, data=data, headers=extra) as response:
+        url = URL(f"{self._scheme}://{address}{target}", encoded=True)
+        tls = self._tls.context() or True  # True: aiohttp's own, which http does not use
+        async with self.session.request(method, url, data=data, headers=extra, ssl=tls) as response:
             answer = Answer(response.status, response.headers, await response.read())
         return _checked(answer, f"{method} {target}")
 
@@ -255,6 +271,12 @@ class Transport:
             await self._stream.close()
         if self._session is not None:
             await self._session.close()
+
+
+def _refusal_in(error: Exception, address: str) -> FirnError | None:
+    """``refusal_of`` of what aiohttp wraps."""
+    inner = getattr(error, "certificate_error", None) or getattr(error, "os_error", None)
+    return refusal_of(inner if isinstance(inner, BaseException) else error, address)
 
 
 def _target(path: str, query: Mapping[str, object]) -> str:

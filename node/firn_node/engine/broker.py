@@ -394,6 +394,9 @@ class Broker:
     def topic(self, name: str) -> TopicInfo:
         return self.core.catalogue.named(name)
 
+    def topic_of_id(self, topic_id: int) -> TopicInfo | None:
+        return self.core.catalogue.by_id.get(topic_id)
+
     def topics(self, *, after: str = "", limit: int = 1000) -> list[TopicInfo]:
         return self._topics.listed(after=after, limit=limit)
 

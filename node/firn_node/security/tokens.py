@@ -62,6 +62,16 @@ def new_token(randomness: Randomness) -> str:
     return PREFIX + randomness.bytes(_RANDOM_BYTES).hex()
 
 
+def entry_of(token: str, principal: str, *, is_admin: bool, expires: str | None) -> str:
+    """The entry of a token in the file, as YAML."""
+    entry: dict[str, Any] = {"principal": principal, "sha256": digest_of(token).hex()}
+    if is_admin:
+        entry["roles"] = [ROLE_ADMIN]
+    if expires is not None:
+        entry["expires"] = expires
+    return yaml.safe_dump([entry], sort_keys=False)
+
+
 def parse_tokens(text: str, *, source: str) -> TokenTable:
     """The tokens of a file.
 

@@ -20,40 +20,13 @@ from firn_node.clock import Clock
 from firn_node.security.certificates import Authorities, Identity, identify, parse_authorities
 from firn_node.security.decision import Principal
 from firn_node.security.tokens import TokenTable, parse_tokens
+from firn_node.settings import SecuritySettings
 
 log = logging.getLogger("firn.security")
 
 POLL_SECONDS = 2.0
 # RFC 8446 and the library agree on these; what a session ticket would save is checked anew instead.
 _NO_TICKETS = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SecuritySettings:
-    """Paths of PEM files and of the token file; empty: none."""
-
-    tls_cert: str = ""  # the broker's own certificate, with its chain
-    tls_key: str = ""
-    tls_ca: str = ""  # the cluster's own CA: nodes, administrators, clients
-    tls_client_ca: str = ""  # further CAs, for clients alone
-    tokens: str = ""  # bearer tokens, hashed
-
-    @property
-    def has_tls(self) -> bool:
-        return bool(self.tls_cert)
-
-    @property
-    def has_authentication(self) -> bool:
-        return bool(self.tls_ca or self.tls_client_ca or self.tokens)
-
-    def check(self) -> None:
-        """Errors: Invalid for settings that cannot go together."""
-        if bool(self.tls_cert) != bool(self.tls_key):
-            raise Invalid("tlsCert and tlsKey belong together: give both, or neither")
-        if (self.tls_ca or self.tls_client_ca) and not self.tls_cert:
-            raise Invalid(
-                "tlsCa and tlsClientCa check certificates, which needs TLS: give tlsCert and tlsKey too"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +121,10 @@ class TrustFiles:
             return False
         try:
             found = load_trust(self.settings)
-        except FirnError as error:
-            if self.problem != error.message:
-                log.warning("what was trusted before stays in force: %s", error.message)
-            self.problem = error.message
+        except (FirnError, OSError, ValueError) as error:
+            if self.problem != str(error):
+                log.warning("what was trusted before stays in force: %s", error)
+            self.problem = str(error)
             return False
         self.current, self._stamps, self.problem = found, stamps, None
         self.reloads += 1

@@ -8,6 +8,7 @@ from firn import limits
 from firn.errors import Invalid, NotFound, Unavailable
 from firn.topicspec import check_topic_name, parse_spec
 from firn_node.engine.api import SnapshotInfo, TopicInfo
+from firn_node.security.decision import Action
 from firn_node.server.answers import answer
 from firn_node.server.budget import Charge
 from firn_node.server.context import Context, Positions
@@ -35,16 +36,27 @@ async def get_topics(context: Context, call: Call) -> web.StreamResponse:
     after = call.query.text("after") or ""
     limit = call.query.integer("limit", least=1, most=_LISTED_MAX) or 1000
     call.query.finish()
-    found = context.broker.topics(after=after, limit=limit + 1)
+    found = _visible_topics(context, call, after, limit + 1)
     page = found[:limit]
     following = page[-1].name if len(found) > limit else None
     return answer(call.http, {"topics": [_topic_document(topic) for topic in page], "after": following})
 
 
+def _visible_topics(context: Context, call: Call, after: str, limit: int) -> list[TopicInfo]:
+    """Up to ``limit`` topics after a name that the caller may see."""
+    if call.access is None:
+        return context.broker.topics(after=after, limit=limit)
+    found: list[TopicInfo] = []
+    while len(found) < limit and (page := context.broker.topics(after=after, limit=_LISTED_MAX)):
+        found += [topic for topic in page if call.access.may_see(topic)]
+        after = page[-1].name
+    return found[:limit]
+
+
 async def post_topics(context: Context, call: Call) -> web.StreamResponse:
     call.query.finish()
     body = await _body(context, call, "name", "spec")
-    name = check_topic_name(body.get("name"))
+    name = call.target = check_topic_name(body.get("name"))
     topic = await context.broker.create_topic(name, parse_spec(body.get("spec")))
     return answer(call.http, _topic_document(topic), status=201)
 
@@ -208,7 +220,11 @@ async def get_offset(context: Context, call: Call) -> web.StreamResponse:
 async def get_status(context: Context, call: Call) -> web.StreamResponse:
     limit = call.query.integer("limit", least=1, most=_LISTED_MAX) or 1000
     call.query.finish()
-    return answer(call.http, context.broker.status(limit=limit))
+    found = context.broker.status(limit=limit)
+    if (access := call.access) is not None:
+        topics = {name: context.broker.topic(name) for name in (row["name"] for row in found["topics"])}
+        found["topics"] = [row for row in found["topics"] if access.may_see(topics[row["name"]])]
+    return answer(call.http, found)
 
 
 async def get_health(context: Context, call: Call) -> web.StreamResponse:
@@ -224,23 +240,23 @@ async def get_ready(context: Context, call: Call) -> web.StreamResponse:
 
 _TOPIC = "/v1/topics/{topic}"
 ROUTES = [
-    Route("GET", "/v1/topics", get_topics),
-    Route("POST", "/v1/topics", post_topics),
-    Route("GET", _TOPIC, get_topic),
-    Route("PUT", _TOPIC, put_topic),
-    Route("DELETE", _TOPIC, delete_topic),
-    Route("POST", f"{_TOPIC}/compaction", post_compaction),
-    Route("GET", f"{_TOPIC}/compaction", get_compaction),
-    Route("DELETE", f"{_TOPIC}/compaction", delete_compaction),
-    Route("POST", f"{_TOPIC}/snapshots", post_snapshots),
-    Route("PUT", f"{_TOPIC}/snapshots/{{id}}", put_snapshot),
-    Route("DELETE", f"{_TOPIC}/snapshots/{{id}}", delete_snapshot),
-    Route("GET", f"{_TOPIC}/query", get_query),
-    Route("GET", f"{_TOPIC}/ids/{{id}}", get_by_id),
-    Route("GET", f"{_TOPIC}/partitions/{{partition}}/offset", get_offset),
-    Route("GET", "/v1/groups/{group}/offsets/{topic}", get_offsets),
-    Route("PUT", "/v1/groups/{group}/offsets/{topic}", put_offsets),
-    Route("GET", "/v1/status", get_status),
-    Route("GET", "/healthz", get_health),
-    Route("GET", "/readyz", get_ready),
+    Route("GET", "/v1/topics", get_topics, Action.KNOWN),
+    Route("POST", "/v1/topics", post_topics, Action.ADMIN),
+    Route("GET", _TOPIC, get_topic, Action.SEE),
+    Route("PUT", _TOPIC, put_topic, Action.ADMIN),
+    Route("DELETE", _TOPIC, delete_topic, Action.ADMIN),
+    Route("POST", f"{_TOPIC}/compaction", post_compaction, Action.COMPACT),
+    Route("GET", f"{_TOPIC}/compaction", get_compaction, Action.SEE),
+    Route("DELETE", f"{_TOPIC}/compaction", delete_compaction, Action.COMPACT),
+    Route("POST", f"{_TOPIC}/snapshots", post_snapshots, Action.READ),
+    Route("PUT", f"{_TOPIC}/snapshots/{{id}}", put_snapshot, Action.READ),
+    Route("DELETE", f"{_TOPIC}/snapshots/{{id}}", delete_snapshot, Action.READ),
+    Route("GET", f"{_TOPIC}/query", get_query, Action.READ),
+    Route("GET", f"{_TOPIC}/ids/{{id}}", get_by_id, Action.READ),
+    Route("GET", f"{_TOPIC}/partitions/{{partition}}/offset", get_offset, Action.READ),
+    Route("GET", "/v1/groups/{group}/offsets/{topic}", get_offsets, Action.READ),
+    Route("PUT", "/v1/groups/{group}/offsets/{topic}", put_offsets, Action.READ),
+    Route("GET", "/v1/status", get_status, Action.KNOWN),
+    Route("GET", "/healthz", get_health, Action.OPEN),
+    Route("GET", "/readyz", get_ready, Action.OPEN),
 ]

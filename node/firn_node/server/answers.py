@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgpack
 from aiohttp import web
 
-from firn.errors import FirnError, Invalid
+from firn.errors import FirnError, Invalid, Unauthorized
 from firn.wire import MSGPACK_TYPE
 
 JSON_TYPE = "application/json"
@@ -47,6 +47,8 @@ def answer(
 
 def error_answer(request: web.BaseRequest, error: FirnError) -> web.Response:
     headers = {"Retry-After": "1"} if error.retry and error.status == 503 else None
+    if isinstance(error, Unauthorized):
+        headers = {"WWW-Authenticate": "Bearer"}
     if isinstance(error, MethodNotAllowed):
         headers = {"Allow": ", ".join(error.details["allowed"])}
     return answer(request, error.document(), status=error.status, headers=headers)

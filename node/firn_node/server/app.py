@@ -9,19 +9,26 @@ its router would decode keys.
 import asyncio
 import contextlib
 import logging
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from firn.errors import FirnError, Invalid, LimitExceeded, Unavailable
+from firn.errors import FirnError, Invalid, LimitExceeded, Unauthorized, Unavailable
 from firn_node.clock import Clock, RealClock
+from firn_node.security.admission import Admission, Place
 from firn_node.server import admin, bulk, metrics, reads, records, replicate, stream
 from firn_node.server.answers import answer, error_answer
 from firn_node.server.budget import Budget
 from firn_node.server.context import Context, ServedBroker, ServerSettings
+from firn_node.server.guarded import Proof, admit, note_admin, proof_of, too_long
 from firn_node.server.params import Call, Query
 from firn_node.server.routes import Router
+
+if TYPE_CHECKING:
+    from firn_node.security.guard import Guard
+    from firn_node.security.trust import TrustFiles
+    from firn_node.server.door import Door
 
 log = logging.getLogger("firn.server")
 
@@ -46,7 +53,11 @@ ROUTER = Router(
 class _Connection(RequestHandler):
     """One connection; what is not HTTP is answered in the shape of every error."""
 
-    __slots__ = ()
+    __slots__ = ("proof",)
+
+    def __init__(self, manager: web.Server, *, proof: Proof | None = None, **options: Any) -> None:
+        super().__init__(manager, **options)
+        self.proof = proof
 
     def handle_error(
         self,
@@ -61,6 +72,28 @@ class _Connection(RequestHandler):
         found = answer(request, error.document(), status=status if status < 500 else 400)
         found.force_close()
         return found
+
+
+class _ProvenConnection(_Connection):
+    """One that has to prove who is at its other end."""
+
+    __slots__ = ()
+    proof: Proof
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.proof.begin(transport)
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.proof.end()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.proof.takes(data):
+            super().data_received(data)
+        elif self.transport is not None and not self.transport.is_closing():
+            self.transport.write(too_long())
+            self.transport.close()
 
 
 class _Listener(web.Server):
@@ -81,6 +114,11 @@ class _Listener(web.Server):
     def __call__(self) -> RequestHandler:
         return _Connection(self, loop=self._loop, **self._kwargs)
 
+    def guarded(self, place: Place) -> RequestHandler:
+        """A connection through the door."""
+        proof = Proof(self._context.guard, place)
+        return _ProvenConnection(self, proof=proof, loop=self._loop, **self._kwargs)
+
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         super().connection_made(handler, transport)
         counts = self._context.counts
@@ -89,6 +127,9 @@ class _Listener(web.Server):
             transport.abort()
             return
         seconds = self._context.settings.first_request_seconds
+        proof = proof_of(handler)
+        if proof is not None and not proof.is_given:
+            seconds = self._context.settings.proof_seconds
         if counts.connections > self._connections_max:
             counts.connections_refused += 1
             if len(self._refused) >= _REFUSED_KEPT:
@@ -118,7 +159,13 @@ class _Listener(web.Server):
             found = answer(request, refusal.document(), status=503, headers={"Retry-After": "1"})
             found.force_close()
             return found
-        return await handle(self._context, request)
+        response = await handle(self._context, request)
+        proof = proof_of(request.protocol)
+        if proof is not None and not proof.is_given and (transport := request.transport) is not None:
+            proof.next_request()
+            seconds = self._context.settings.proof_seconds
+            self._timers[request.protocol] = self._loop.call_later(seconds, transport.abort)
+        return response
 
 
 async def handle(context: Context, request: web.BaseRequest) -> web.StreamResponse:
@@ -126,21 +173,32 @@ async def handle(context: Context, request: web.BaseRequest) -> web.StreamRespon
     loop = asyncio.get_running_loop()
     started, pattern = loop.time(), "none"
     response: web.StreamResponse
+    failure: FirnError | None = None
+    route, call = None, None
     try:
         if context.is_stopping:
             raise Unavailable("this broker is stopping; ask again, or another one")
         path, _, query = _target(request).partition(b"?")
         route, values = ROUTER.find(request.method, path)
         pattern = route.pattern
-        response = await route.handler(context, Call(request, values, Query(query)))
+        call = Call(request, values, Query(query))
+        if context.guard is not None:
+            admit(request, route, call)
+        response = await route.handler(context, call)
     except FirnError as error:
+        failure = error
         response = error_answer(request, error)
     except ConnectionError:
         raise  # the peer has gone: there is nobody to answer
     except Exception:
         log.exception("request failed: %s %s", request.method, pattern)
         context.counts.failures += 1
-        response = error_answer(request, FirnError("an unforeseen error; the broker's log has it"))
+        failure = FirnError("an unforeseen error; the broker's log has it")
+        response = error_answer(request, failure)
+    if call is not None and call.access is not None and route is not None:
+        note_admin(request, route, call, failure)
+    if isinstance(failure, Unauthorized):
+        response.force_close()
     if not response.prepared and not request.content.is_eof():
         response.force_close()  # the rest of a refused body is not read
     context.counts.requests[request.method[:16], pattern, response.status] += 1
@@ -170,6 +228,8 @@ class Server:
         context.is_stopping = True
         for site in list(self._runner.sites):
             await site.stop()
+        if context.door is not None:
+            context.door.close()
         for task in list(context.waiting):
             task.cancel()
         await stream.close_all(context)
@@ -187,9 +247,12 @@ async def serve(
     port: int,
     clock: Clock | None = None,
     settings: ServerSettings | None = None,
+    trust: "TrustFiles | None" = None,
+    guard: "Guard | None" = None,
 ) -> Server:
     """An open port that answers for ``broker``; port 0 takes a free one (see ``address``).
 
+    *Shape*: with ``trust`` by TLS, where it has a certificate; with ``guard`` only for who may.
     Errors: OSError when the port is taken.
     """
     settings = settings or ServerSettings()
@@ -201,6 +264,7 @@ async def serve(
         settings=settings,
         in_flight=Budget(memory.in_flight_bytes, name="requests in flight", wait_seconds=wait),
         reads=Budget(memory.reads_bytes, name="reads", wait_seconds=wait),
+        guard=guard,
     )
     listener = _Listener(
         context,
@@ -213,15 +277,26 @@ async def serve(
     )
     runner = web.ServerRunner(listener, shutdown_timeout=settings.stop_seconds)
     await runner.setup()
-    site = web.TCPSite(runner, host, port, backlog=1024)
     try:
-        await site.start()
+        if trust is None:
+            await web.TCPSite(runner, host, port, backlog=1024).start()
+            found_host, found_port = runner.addresses[0][:2]
+        else:
+            context.door = _door(context, trust, listener)
+            found_host, found_port = await context.door.open(host, port)
     except OSError:
         await runner.cleanup()
         raise
-    found_host, found_port = runner.addresses[0][:2]
     shown = f"[{found_host}]" if ":" in found_host else found_host
     return Server(context, runner, f"{shown}:{found_port}")
+
+
+def _door(context: Context, trust: "TrustFiles", listener: _Listener) -> "Door":
+    from firn_node.server.door import Door  # brings what a plain broker need not load
+
+    settings = context.settings
+    admission = Admission(settings.unproven_per_address_max, settings.unproven_max)
+    return Door(trust, admission, listener.guarded, proof_seconds=settings.proof_seconds)
 
 
 def install_uvloop() -> bool:

@@ -16,6 +16,7 @@ from firn import limits
 from firn.batch import HEADER_BYTES, parse_header
 from firn.errors import FirnError, Invalid, LimitExceeded, MalformedBatch
 from firn_node.engine.api import Outcome
+from firn_node.security.decision import Action
 from firn_node.server.answers import answer
 from firn_node.server.budget import Charge
 from firn_node.server.context import Context
@@ -107,6 +108,8 @@ async def _receive(context: Context, call: Call, upload: _Upload, charge: Charge
             raise LimitExceeded(f"body: more than {limits.PRODUCE_REQUEST_BYTES_MAX} bytes a request")
         buffer += chunk
         while length := whole_batches(buffer):
+            if call.access is not None:
+                call.access.check_batches(memoryview(buffer)[:length], what="POST /v1/batches")
             charge.release()  # the run takes its own; holding both, a large batch would wait for itself
             held = 0
             await upload.append(bytes(buffer[:length]))
@@ -120,4 +123,4 @@ async def _receive(context: Context, call: Call, upload: _Upload, charge: Charge
         raise Invalid("body: no batch")
 
 
-ROUTES = [Route("POST", "/v1/batches", post_batches)]
+ROUTES = [Route("POST", "/v1/batches", post_batches, Action.KNOWN)]

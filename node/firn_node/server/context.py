@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,10 @@ from firn_node.engine.api import (
 from firn_node.replication.doors.peers import Peers
 from firn_node.server.budget import Budget
 from firn_node.settings import BrokerSettings
+
+if TYPE_CHECKING:
+    from firn_node.security.guard import Guard
+    from firn_node.server.door import Door
 
 T = TypeVar("T")
 Positions = dict[int, tuple[int, int | None]]  # partition -> (offset, since)
@@ -54,6 +58,7 @@ class ServedBroker(Protocol):
     async def update_topic(self, name: str, spec: TopicSpec) -> TopicInfo: ...
     async def delete_topic(self, name: str) -> None: ...
     def topic(self, name: str) -> TopicInfo: ...
+    def topic_of_id(self, topic_id: int) -> TopicInfo | None: ...
     def topics(self, *, after: str = "", limit: int = 1000) -> list[TopicInfo]: ...
     async def describe(self, name: str, *, after: int = -1, limit: int = 1000) -> dict[str, Any]: ...
     async def offset_of_time(self, topic: str, partition: int, timestamp_ms: int) -> int: ...
@@ -79,6 +84,9 @@ class ServerSettings:
     stall_seconds: float = 60.0  # a peer that takes no byte for so long is cut off
     first_request_seconds: float = 60.0  # a connection that says nothing for so long is closed
     heartbeat_seconds: float = 30.0  # WebSocket pings; half of it without an answer ends the connection
+    proof_seconds: float = 5.0  # with authentication: for a handshake, and then to prove who it is
+    unproven_per_address_max: int = 256  # connections of an address that have not proven anything yet
+    unproven_max: int = 2048  # of all addresses
     stop_seconds: float = 5.0  # running requests get so long at stop
     unanswered_max: int = 1024  # exchanges of one stream; beyond it, its frames wait in its own socket
 
@@ -106,6 +114,8 @@ class Context:
     settings: ServerSettings
     in_flight: Budget  # produce requests received and not yet answered
     reads: Budget  # bulk reads in memory
+    guard: "Guard | None" = None  # None: everybody may everything
+    door: "Door | None" = None  # None: plain, and nobody is asked
     counts: Counts = field(default_factory=Counts)
     peers: Peers | None = None  # the other replicas of the broker's group
     is_stopping: bool = False

@@ -9,7 +9,7 @@ that it was told.
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
@@ -17,11 +17,15 @@ from firn import limits
 from firn.errors import Invalid
 from firn.wire import Op, frames
 from firn_node.engine.api import ReadRequest, ReadResult
+from firn_node.security.decision import Action
 from firn_node.server.budget import Charge
 from firn_node.server.context import Context
 from firn_node.server.outbox import Outbox
 from firn_node.server.reads import READ_BYTES_MAX, picked_rows, view_of
 from firn_node.server.sendfile import CHUNK_BYTES, read_whole
+
+if TYPE_CHECKING:
+    from firn_node.security.guard import Access
 
 _WAIT_MS = 10_000  # one long poll; the next follows
 _PAUSE_SECONDS = 0.05  # after a read that came back at once with nothing new
@@ -30,8 +34,16 @@ _FRAME_DATA_BYTES = limits.FRAME_BYTES_MAX - 64
 
 
 class Fetch:
-    def __init__(self, context: Context, outbox: Outbox, id: int, meta: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        context: Context,
+        outbox: Outbox,
+        id: int,
+        meta: dict[str, Any],
+        access: "Access | None" = None,
+    ) -> None:
         """Errors: Invalid, naming the field of ``meta``."""
+        self._access = access
         self.task: asyncio.Task[None] | None = None
         self._context = context
         self._outbox = outbox
@@ -60,6 +72,7 @@ class Fetch:
             while self._credit <= 0:
                 self._credited.clear()
                 await self._credited.wait()
+            self._check_access()
             asked = loop.time()
             result = await self._context.wait_for_bytes(
                 replace(self._request, max_bytes=min(self._request.max_bytes, self._credit), wait_ms=wait_ms)
@@ -80,6 +93,11 @@ class Fetch:
                 since=result.horizon if since is None else min(since, result.horizon),
             )
             wait_ms = _WAIT_MS
+
+    def _check_access(self) -> None:
+        """Before each page: rights and credentials may end while a FETCH goes on. *Errors*: Unauthorized, Forbidden."""
+        if self._access is not None:
+            self._access.check(Action.READ, self._request.topic, what="FETCH")
 
     async def _send(self, result: ReadResult) -> None:
         self._is_sending = True

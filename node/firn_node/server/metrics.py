@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from firn_node.security.decision import Action
 from firn_node.server.context import Context
 from firn_node.server.params import Call
 from firn_node.server.routes import Route
@@ -128,4 +129,4 @@ async def get_metrics(context: Context, call: Call) -> web.StreamResponse:
     return web.Response(body=generate_latest(registry), headers={"Content-Type": _TYPE})
 
 
-ROUTES = [Route("GET", "/metrics", get_metrics)]
+ROUTES = [Route("GET", "/metrics", get_metrics, Action.ADMIN)]

@@ -7,7 +7,7 @@ normalises or splits it. A query parameter that nobody asked for is refused by n
 import asyncio
 import json
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 import msgpack
@@ -17,6 +17,9 @@ from aiohttp.http_exceptions import HttpProcessingError
 from firn.errors import Invalid, LimitExceeded, Timeout
 from firn.wire import MSGPACK_TYPE
 from firn_node.server.budget import Charge
+
+if TYPE_CHECKING:
+    from firn_node.security.guard import Access
 
 INT_MAX = (1 << 63) - 1
 BODY_IDLE_SECONDS = 30.0  # a body of which so long nothing arrives is given up
@@ -87,11 +90,21 @@ class Query:
 
 @dataclass(slots=True)
 class Call:
-    """One request: aiohttp's, with the variable parts of its path as bytes."""
+    """One request: aiohttp's, with the variable parts of its path as bytes.
+
+    ``access``: what its sender may do; None on a broker without authentication, where everybody may everything.
+    """
 
     http: web.BaseRequest
     path: dict[str, bytes]
     query: Query
+    access: "Access | None" = None
+    target: str | None = None  # what it is about, where the path does not say
+
+    def topic(self) -> str | None:
+        """The topic that the path names; bytes that no name has are kept apart by their escapes."""
+        raw = self.path.get("topic")
+        return None if raw is None else raw.decode("utf-8", "backslashreplace")
 
     def name(self, part: str) -> str:
         return to_text(self.path[part], part)

@@ -18,6 +18,7 @@ from firn.record import records_of
 from firn.wire import BATCHES_TYPE, MSGPACK_TYPE, Item, items, mask_block
 from firn_node.engine.api import ReadRequest, ReadResult, View
 from firn_node.filecache import FileRange
+from firn_node.security.decision import Action
 from firn_node.server.answers import JSON_TYPE, accepts, answer
 from firn_node.server.budget import Charge
 from firn_node.server.context import Context
@@ -179,4 +180,4 @@ def _mask_others(batch: Batch, rows: list[int]) -> bytes:
     return mask_block(masked)
 
 
-ROUTES = [Route("GET", "/v1/topics/{topic}/partitions/{partition}", get_partition)]
+ROUTES = [Route("GET", "/v1/topics/{topic}/partitions/{partition}", get_partition, Action.READ)]

@@ -16,6 +16,7 @@ from firn.errors import FirnError, Invalid, LimitExceeded, NotFound, UnknownPart
 from firn.partitioner import partition_of
 from firn.record import NewRecord, Record, parse_document
 from firn_node.engine.api import Appended, Outcome, TopicInfo
+from firn_node.security.decision import Action
 from firn_node.server.answers import JSON_TYPE, accepts, answer, header_text
 from firn_node.server.budget import Charge
 from firn_node.server.context import Context
@@ -222,8 +223,8 @@ def _offsets_answer(
 
 _KEY = "/v1/topics/{topic}/records/{rest}"
 ROUTES = [
-    Route("PUT", _KEY, put_record),
-    Route("GET", _KEY, get_record),
-    Route("DELETE", _KEY, delete_record),
-    Route("POST", "/v1/topics/{topic}/records", post_records),
+    Route("PUT", _KEY, put_record, Action.WRITE),
+    Route("GET", _KEY, get_record, Action.READ),
+    Route("DELETE", _KEY, delete_record, Action.WRITE),
+    Route("POST", "/v1/topics/{topic}/records", post_records, Action.WRITE),
 ]

@@ -1,6 +1,5 @@
 """``/v1/replicate``: the WebSocket that one replica of a group dials to another (``replication.doors.peers``)."""
 
-import asyncio
 from collections.abc import Coroutine
 from typing import Any, cast
 
@@ -9,6 +8,7 @@ from aiohttp import web
 from firn.errors import Invalid, Unavailable
 from firn.websocket import accept_key
 from firn_node.replication.doors.peers import PATH, Peers
+from firn_node.security.decision import Action
 from firn_node.server.context import Context
 from firn_node.server.params import Call
 from firn_node.server.routes import Route
@@ -44,7 +44,7 @@ async def serve_peer(peers: Peers, request: web.BaseRequest) -> web.StreamRespon
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the connection is lost")
-    connection = peers.accept(source, cast(asyncio.Transport, transport), _Flow(request))
+    connection = peers.accept(source, transport, _Flow(request))
     try:
         # What aiohttp's own WebSocket does: from here on it hands on what arrives, as it arrives.
         request.protocol.set_parser(cast(Any, connection.socket))
@@ -60,4 +60,4 @@ async def get_replicate(context: Context, call: Call) -> web.StreamResponse:
     return await serve_peer(context.peers, call.http)
 
 
-ROUTES = [Route("GET", PATH, get_replicate)]
+ROUTES = [Route("GET", PATH, get_replicate, Action.REPLICATE)]

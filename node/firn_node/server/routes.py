@@ -11,6 +11,7 @@ from urllib.parse import unquote_to_bytes
 from aiohttp import web
 
 from firn.errors import NotFound
+from firn_node.security.decision import Action
 from firn_node.server.answers import MethodNotAllowed
 from firn_node.server.context import Context
 from firn_node.server.params import Call
@@ -20,9 +21,12 @@ Handler = Callable[[Context, Call], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
+    """``action``: what a caller must be allowed to, on the topic that the path names if it names one."""
+
     method: str
     pattern: str
     handler: Handler
+    action: Action
 
 
 @dataclass(slots=True)

@@ -24,6 +24,7 @@ from firn.errors import FirnError, Invalid, LimitExceeded
 from firn.values import KEYS_MAX
 from firn.websocket import Opcode, WebSocket, accept_key
 from firn.wire import STREAM_VERSION, Assembler, Message, Op, frames
+from firn_node.security.decision import Action
 from firn_node.server.context import Context
 from firn_node.server.fetch import Fetch
 from firn_node.server.outbox import Outbox
@@ -85,8 +86,10 @@ class Stream:
     ``_behind``, unread ones in their socket, until ``run`` has caught up.
     """
 
-    def __init__(self, context: Context, request: web.BaseRequest, transport: asyncio.Transport) -> None:
+    def __init__(self, context: Context, call: Call, transport: asyncio.Transport) -> None:
         self._context = context
+        self._access = call.access
+        request = call.http
         self._settings = context.settings
         self.socket = WebSocket(
             transport, is_client=False, take=self._take, ended=self._ended,
@@ -232,6 +235,8 @@ class Stream:
 
     def _produce(self, message: Message, held: int) -> None:
         try:
+            if self._access is not None:
+                self._access.check_batches(message.data, what="PRODUCE")
             produced = Produced(message.id, message.data, parse_conditions(message.meta), held)
         except FirnError as error:
             self._context.in_flight.give(held)
@@ -268,7 +273,7 @@ class Stream:
                 raise Invalid(f"FETCH: exchange {id} is a FETCH already; CANCEL it first")
             if len(self._fetches) >= _FETCHES_MAX:
                 raise LimitExceeded(f"FETCH: {_FETCHES_MAX} are open on this stream; use another one")
-            fetch = Fetch(self._context, self._outbox, id, meta)
+            fetch = Fetch(self._context, self._outbox, id, meta, self._access)
             self._fetches[id] = fetch
             fetch.task = self._spawn(id, fetch.run())
             fetch.task.add_done_callback(lambda _: self._fetches.pop(id, None))
@@ -301,6 +306,8 @@ class Stream:
         topic = message.meta.get("topic")
         if not isinstance(topic, str):
             raise Invalid(f"GET: topic: expected a name, found {topic!r}")
+        if self._access is not None:
+            self._access.check(Action.READ, topic, what="GET")
         data = value_now(self._context.broker, topic, message)
         if data is not None and len(data) <= limits.FRAME_BYTES_MAX:
             for frame in frames(Op.VALUES, message.id, {}, data):
@@ -380,7 +387,7 @@ async def get_stream(context: Context, call: Call) -> web.StreamResponse:
     transport = request.transport
     if transport is None:
         raise ConnectionResetError("the connection is lost")
-    stream = Stream(context, request, transport)
+    stream = Stream(context, call, transport)
     context.streams.add(stream)
     try:
         # What aiohttp's own WebSocket does: from here on it hands on what arrives, as it arrives.
@@ -401,4 +408,4 @@ async def close_all(context: Context) -> None:
         await asyncio.gather(*closing, return_exceptions=True)
 
 
-ROUTES = [Route("GET", "/v1/stream", get_stream)]
+ROUTES = [Route("GET", "/v1/stream", get_stream, Action.KNOWN)]
