@@ -19,6 +19,10 @@ from firn.tls import Credentials
 from firn.topicspec import parse_spec
 from firn.values import pack_keys
 from firn.wire import Op
+from firn_node.clock import RealRandomness
+from firn_node.replication.doors.codec import VERSION
+from firn_node.replication.doors.peers import PATH, Peers
+from firn_node.replication.record import GroupId, LogId
 from firn_node.security.localca import make_ca, make_client, make_node
 from firn_node.server import ServerSettings
 from firn_node.server.app import ROUTER
@@ -329,6 +333,49 @@ def test_a_nodes_certificate_is_no_clients(site: Site) -> None:
     refused(
         site, credentials(site, "node"), Forbidden, "firn-1 is a node: its certificate is for replication"
     )
+
+
+def test_a_node_speaks_for_its_own_logs_and_for_one_that_nobody_has(site: Site) -> None:
+    async def main() -> None:
+        owners = {LogId("b"): "firn-1", LogId("c"): "firn-2"}
+        peers = Peers(
+            GroupId("0"), LogId("a"), receive=lambda *_: None, lost=lambda _: None, address_of=lambda _: None,
+            randomness=RealRandomness(), node_of=owners.get,
+        )  # fmt: skip
+        async with (
+            guarded(site, await stand_in()) as server,
+            Asking(server.address, credentials(site, "node")) as ask,
+        ):
+            server.context.peers = peers
+            for source, is_taken in (("b", True), ("d", True), ("c", False)):
+                path = f"{PATH}?version={VERSION}&group=0&from={source}&to=a"
+                if is_taken:
+                    async with ask.stream(path):
+                        assert source in peers.status()["accepted"]
+                    continue
+                with pytest.raises(aiohttp.WSServerHandshakeError) as caught:
+                    async with ask.stream(path):
+                        pass
+                assert caught.value.status == 403
+                _, body = await ask("GET", path)
+                assert body["message"] == "replication: the log c is of node firn-2, not of firn-1"
+
+    run(main)
+
+
+def test_a_connection_ends_with_the_answer_that_asks_who_is_there(site: Site) -> None:
+    async def main() -> None:
+        plain = SecuritySettings(tokens=site.path("tokens.yaml"))
+        async with (
+            guarded(site, await stand_in(), security=plain) as server,
+            raw(server.address) as (reader, writer),
+        ):
+            writer.write(b"GET /v1/topics HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = await reader.read()  # to its end
+            assert answer.startswith(b"HTTP/1.1 401")
+            assert b"\r\nWWW-Authenticate: Bearer\r\n" in answer
+
+    run(main)
 
 
 def test_a_servers_certificate_that_is_for_servers_alone_is_no_clients(site: Site) -> None:

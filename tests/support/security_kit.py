@@ -150,8 +150,8 @@ class Asking:
             return response.status, body
 
     @contextlib.asynccontextmanager
-    async def stream(self) -> AsyncIterator[Peer]:
-        url = f"{self._base}/v1/stream"
+    async def stream(self, path: str = "/v1/stream") -> AsyncIterator[Peer]:
+        url = f"{self._base}{path}"
         async with self.session.ws_connect(url, max_msg_size=0, ssl=self._tls) as socket:
             yield Peer(socket)
 

@@ -97,7 +97,7 @@ class GroupDriver:
         self._syncer = Syncer(self._log, cuts=lambda: self._cuts, durable=self._durable, failed=self.fail)
         self.peers = Peers(
             me.group_id, me.log_id, receive=self._receive, lost=self._stop_stream, address_of=self._address_of,
-            randomness=doors.randomness, dialling=doors.dialling,
+            randomness=doors.randomness, dialling=doors.dialling, node_of=self._node_of,
         )  # fmt: skip
         self._coordination = Coordination(
             doors.coordinator, me.group_id, feed=self.feed, broken=lambda why: self.fail(why, is_bug=True)
@@ -212,6 +212,11 @@ class GroupDriver:
         record = self.state.record
         member = record.members.get(log_id) if record is not None else None
         return member.address if member is not None else None
+
+    def _node_of(self, log_id: LogId) -> str | None:
+        record = self.state.record
+        member = record.members.get(log_id) if record is not None else None
+        return member.node if member is not None else None
 
     # What the engine asks (``serving.Replication``).
 

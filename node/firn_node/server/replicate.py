@@ -29,9 +29,14 @@ class _Flow:
         return self._writer.drain()
 
 
-async def serve_peer(peers: Peers, request: web.BaseRequest) -> web.StreamResponse:
-    """Answer a dial, and stay until its connection ends. *Errors*: NotMaster, Invalid: not meant for this folder."""
-    source = peers.check_dial(request.query)
+async def serve_peer(
+    peers: Peers, request: web.BaseRequest, *, node: str | None = None
+) -> web.StreamResponse:
+    """Answer a dial, and stay until its connection ends. ``node``: whose certificate was shown, if any was.
+
+    *Errors*: NotMaster, Invalid: not meant for this folder; Forbidden: another node's log_id.
+    """
+    source = peers.check_dial(request.query, node=node)
     if not web.WebSocketResponse().can_prepare(request).ok:
         raise Invalid(f"{PATH} is a WebSocket: connect with Upgrade: websocket")
     key = request.headers["Sec-WebSocket-Key"]
@@ -57,7 +62,9 @@ async def serve_peer(peers: Peers, request: web.BaseRequest) -> web.StreamRespon
 async def get_replicate(context: Context, call: Call) -> web.StreamResponse:
     if context.peers is None:
         raise Unavailable("this broker is not part of a group")
-    return await serve_peer(context.peers, call.http)
+    principal = None if call.access is None else call.access.principal()
+    node = None if principal is None else principal.node
+    return await serve_peer(context.peers, call.http, node=node)
 
 
 ROUTES = [Route("GET", PATH, get_replicate, Action.REPLICATE)]

@@ -18,7 +18,7 @@ from ssl import SSLContext
 from typing import Any
 from urllib.parse import urlencode
 
-from firn.errors import Invalid, NotMaster, Unavailable
+from firn.errors import Forbidden, Invalid, NotMaster, Unavailable
 from firn_node.clock import Randomness
 from firn_node.replication.doors.codec import VERSION, Arrived
 from firn_node.replication.doors.connection import WAITING_MAX, Connection, Flow, dial
@@ -39,7 +39,7 @@ class Dialling:
     """How other replicas are reached."""
 
     timeout_s: float = 2.0
-    ssl: SSLContext | None = None
+    tls: Callable[[], SSLContext | None] = lambda: None  # of the next connection: certificates change meanwhile
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -49,13 +49,15 @@ class Peers:
     def __init__(
         self, group_id: GroupId, log_id: LogId, *, receive: Receive, lost: Callable[[LogId], None],
         address_of: Callable[[LogId], str | None], randomness: Randomness, dialling: Dialling | None = None,
+        node_of: Callable[[LogId], str | None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """``lost``: a peer's connection to this node has ended."""
+        """``lost``: a peer's connection to this node has ended. ``node_of``: who has a log_id, by the group record."""
         self.group_id = group_id
         self.log_id = log_id
         self._receive = receive
         self._lost = lost
         self._address_of = address_of
+        self._node_of = node_of
         self._randomness = randomness
         self._dialling = dialling or Dialling()
         self._links: dict[LogId, _Link] = {}
@@ -86,8 +88,11 @@ class Peers:
 
     # Connections that others dial.
 
-    def check_dial(self, query: Mapping[str, str]) -> LogId:
-        """Who dials, when the dial is meant for this folder. *Errors*: Invalid, NotMaster: another folder's."""
+    def check_dial(self, query: Mapping[str, str], *, node: str | None = None) -> LogId:
+        """Who dials, when the dial is meant for this folder. ``node``: whose certificate was shown, if any was.
+
+        *Errors*: Invalid, NotMaster: another folder's; Forbidden: another node's log_id.
+        """
         if query.get("version") != str(VERSION):
             raise Invalid(f"replication: version {query.get('version')!r} is not spoken here, only {VERSION}")
         if query.get("group") != self.group_id:
@@ -99,6 +104,9 @@ class Peers:
         source = query.get("from", "")
         if not source or len(source) > 64 or source == self.log_id:
             raise Invalid(f"replication: {source!r:.80} cannot be who dials")
+        owner = self._node_of(LogId(source))
+        if node is not None and owner not in (None, node):
+            raise Forbidden(f"replication: the log {source} is of node {owner}, not of {node}")
         return LogId(source)
 
     def accept(self, source: LogId, transport: asyncio.Transport, flow: Flow) -> Connection:
@@ -147,7 +155,7 @@ class Peers:
             raise Unavailable(f"no address is known of {to}")
         query = {"version": VERSION, "group": self.group_id, "from": self.log_id, "to": to}
         return await dial(
-            address, f"{PATH}?{urlencode(query)}", headers=self._dialling.headers, ssl=self._dialling.ssl,
+            address, f"{PATH}?{urlencode(query)}", headers=self._dialling.headers, ssl=self._dialling.tls(),
             timeout=self._dialling.timeout_s, randomness=self._randomness,
             take=lambda arrived: self._take(to, arrived), ended=ended,
         )  # fmt: skip
