@@ -213,7 +213,15 @@ def test_reads_wait_for_what_was_acknowledged_and_are_refused_elsewhere(tmp_path
             await found.write(3, min_in_sync=2)
             master = await found.until_master()
             await master.driver.read_barrier()
-            assert master.engine.dispatched >= master.driver.committed
+            master.engine.holds = True
+            await found.write(1)
+            reading = asyncio.create_task(master.driver.read_barrier())
+            done, _ = await asyncio.wait([reading], timeout=0.05)
+            assert not done
+            master.engine.holds = False
+            master.engine.dispatch(master.driver.committed)
+            master.driver.dispatched(master.engine.dispatched)
+            await reading
             for node in others(found, master):
                 with pytest.raises(NotMaster):
                     await node.driver.read_barrier()
@@ -221,12 +229,35 @@ def test_reads_wait_for_what_was_acknowledged_and_are_refused_elsewhere(tmp_path
     run(story())
 
 
-def test_interval_writes_are_acknowledged_before_they_are_durable(tmp_path: Path) -> None:
+def test_a_read_that_waits_when_its_master_is_deposed_is_refused(tmp_path: Path) -> None:
     async def story() -> None:
         async with group(tmp_path) as found:
+            master = await found.until_master()
+            master.engine.holds = True
+            await found.write(1, min_in_sync=2)
+            reading = asyncio.create_task(master.driver.read_barrier())
+            await asyncio.sleep(0)
+            await master.driver.switchover(others(found, master)[0].log_id)
+            with pytest.raises(NotMaster):
+                await reading
+            master.engine.holds = False
+            master.driver.dispatched(master.engine.dispatch(master.driver.committed))
+
+    run(story())
+
+
+def test_interval_writes_are_acknowledged_once_all_have_written_them_however_late_the_sync(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with group(tmp_path, flush_interval_s=3600.0) as found:
             for node in found.nodes:
                 node.driver.topics_changed(largest_min_in_sync=1, has_interval=True)
-            await found.write(10, min_in_sync=2, is_interval=True)
+            await found.write(10, min_in_sync=3, is_interval=True)
+            master = await found.until_master()
+            assert master.log.durable_end < master.log.written_end
+            assert master.driver.committed < master.log.written_end
+            assert {node.log.written_end for node in found.nodes} == {master.log.written_end}
 
     run(story())
 

@@ -134,6 +134,7 @@ class StandInEngine:
 
     log: CommitLog
     dispatched: int = 0
+    holds: bool = False  # dispatch comes no further
     loads: list[int] = field(default_factory=list)
     cuts: list[int] = field(default_factory=list)
     begins: list[int] = field(default_factory=list)
@@ -143,8 +144,9 @@ class StandInEngine:
 
     def dispatch(self, position: Position) -> Position:
         assert position <= self.log.durable_end
-        self.dispatched = position
-        return position
+        if not self.holds:
+            self.dispatched = position
+        return Position(self.dispatched)
 
     async def load_state(self, epoch: Epoch) -> None:
         self.loads.append(epoch)
@@ -179,6 +181,7 @@ class Node:
         self.is_up = False
         self.boot_id = "boot-1"
         self.has_interval = False
+        self.flush_interval_s = 0.0
 
     @property
     def log_id(self) -> LogId:
@@ -209,6 +212,7 @@ class Node:
         doors = Doors(
             log=self.log, folder=found, coordinator=self.coordinator, engine=self.engine, clock=clock,
             log_clock=LogClock(clock, self.log.last_append_ms), randomness=randomness, timing=TIMING,
+            flush_interval_s=self.flush_interval_s,
         )  # fmt: skip
         self.driver = GroupDriver(me, doors)
         broker: Any = SimpleNamespace(settings=BrokerSettings(data=folder))
@@ -272,7 +276,7 @@ class Group:
                 return node
         return None
 
-    async def until(self, holds: Callable[[], object], what: str, seconds: float = 30.0) -> None:
+    async def until(self, holds: Callable[[], object], what: str, seconds: float = 10.0) -> None:
         """Return once something holds; the test fails when it never does."""
         end = asyncio.get_running_loop().time() + seconds
         while not holds():
@@ -304,7 +308,7 @@ class Group:
 
     async def write(self, count: int = 1, **options: Any) -> None:
         """Write at the master of the moment, over and over, until ``count`` more are acknowledged."""
-        end = asyncio.get_running_loop().time() + 30
+        end = asyncio.get_running_loop().time() + 10
         done = 0
         while done < count:
             assert asyncio.get_running_loop().time() < end, "writes are not acknowledged"
@@ -338,11 +342,14 @@ class Group:
 
 
 @contextlib.asynccontextmanager
-async def group(folder: Path, size: int = 3, *, checks: bool = True) -> AsyncIterator[Group]:
+async def group(
+    folder: Path, size: int = 3, *, checks: bool = True, flush_interval_s: float = 0.0
+) -> AsyncIterator[Group]:
     """A started group of in-sync replicas; at the end all must agree on everything that was acknowledged."""
     found = Group(folder, size)
     try:
         for node in found.nodes:
+            node.flush_interval_s = flush_interval_s
             await node.start()
         await found.until_master()
         await found.until_in_sync()

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from firn.batch import Buffer
-from firn.errors import FirnError, InvariantBroken, MalformedBatch, NotMaster, Timeout, Unavailable
+from firn.errors import FirnError, InvariantBroken, NotMaster, Timeout, Unavailable
 from firn.types import Epoch, Position
 from firn_node.clock import Clock, LogClock, Randomness
 from firn_node.coordinator import Coordinator
@@ -474,8 +474,6 @@ class GroupDriver:
         if self.troubles.get("frame") != what:
             log.warning("group %s: a frame of %s was not appended: %s", self.me.group_id, master, what)
         self.troubles["frame"] = f"nothing is appended: {what}"
-        if isinstance(error, MalformedBatch):
-            self.peers.hang_up(master, "its bytes were damaged")
 
     def _cut_log(self, action: ev.CutLog) -> None:
         """1. forget in the engine, 2. the epoch file, 3. the log, durable each before the next; 4. what stays is durable.

@@ -80,12 +80,6 @@ class Peers:
         """The connection that takes log bytes for a peer: the one that it dialled."""
         return self._inbound.get(to)
 
-    def hang_up(self, peer: LogId, why: str) -> None:
-        """End the own connection to a peer, whose bytes cannot be trusted; the next message dials anew."""
-        link = self._links.get(peer)
-        if link is not None:
-            link.cut(why)
-
     # Connections that others dial.
 
     def check_dial(self, query: Mapping[str, str], *, node: str | None = None) -> LogId:
@@ -221,10 +215,6 @@ class _Link:
         if self._connection is connection:
             self._connection = None
         self._fail(why)
-
-    def cut(self, why: str) -> None:
-        if self._connection is not None:
-            self._connection.cut(why)
 
     async def close(self) -> None:
         self._task.cancel()
