@@ -112,9 +112,10 @@ def up(
     if not flags.get("data") and not (file or {}).get("data") and not os.environ.get("FIRN_DATA"):
         raise typer.BadParameter("no data folder: give --data DIR, `data` in the --config file or $FIRN_DATA")
     settings = configure(flags, file=file, file_name=file_name, environment=os.environ).settings
-    settings = replace(settings, insecure=insecure)
     if tls:
         settings = _with_local_ca(settings)
+    is_closed = settings.security.has_tls and settings.security.has_authentication
+    settings = replace(settings, insecure=insecure and not is_closed)
     check_listen(settings)
 
     from firn_node.config_topics import read_topic_files

@@ -559,6 +559,31 @@ def test_certificates_and_tokens_change_under_load_without_a_failed_request(site
     run(main, seconds=60)
 
 
+def test_status_and_metrics_show_how_a_broker_is_closed_and_what_is_wrong_with_its_files(site: Site) -> None:
+    async def main() -> None:
+        async with guarded(site, await stand_in()) as server:
+            async with Asking(server.address, credentials(site, "reader")) as ask:
+                await ask("PUT", "/v1/topics/flights/records/k")
+                _, body = await ask("GET", "/v1/status")
+                assert body["security"] == {"tls": True, "authentication": True, "problem": None}
+                site.write("tokens.yaml", b"tokens: none")
+                server.context.guard.files.reload_if_changed()
+                _, body = await ask("GET", "/v1/status")
+                assert "tokens.yaml" in body["security"]["problem"]
+            async with Asking(server.address, credentials(site, "admin")) as ask:
+                text = (await ask("GET", "/metrics"))[1].decode()
+            for line in (
+                "firn_security_problem 1.0",
+                "firn_security_unproven 0.0",
+                'firn_security_denials_total{code="forbidden"} 1.0',
+                "firn_security_reloads_total 0.0",
+                "firn_security_audit_failures_total 0.0",
+            ):
+                assert f"\n{line}\n" in text, line
+
+    run(main)
+
+
 # Before authentication
 
 

@@ -224,7 +224,17 @@ async def get_status(context: Context, call: Call) -> web.StreamResponse:
     if (access := call.access) is not None:
         topics = {name: context.broker.topic(name) for name in (row["name"] for row in found["topics"])}
         found["topics"] = [row for row in found["topics"] if access.may_see(topics[row["name"]])]
-    return answer(call.http, found)
+    return answer(call.http, {**found, "security": _security_document(context)})
+
+
+def _security_document(context: Context) -> dict[str, Any]:
+    """How this broker is closed; ``problem``: why changed files do not count."""
+    files = None if context.door is None else context.door.files
+    return {
+        "tls": files is not None and files.settings.has_tls,
+        "authentication": context.guard is not None,
+        "problem": None if files is None else files.problem,
+    }
 
 
 async def get_health(context: Context, call: Call) -> web.StreamResponse:

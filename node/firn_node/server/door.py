@@ -34,9 +34,9 @@ class Door:
     def __init__(
         self, files: TrustFiles, admission: Admission, factory: Factory, *, proof_seconds: float
     ) -> None:
-        self.handshakes_failed = 0
-        self._files = files
+        self.files = files
         self.admission = admission
+        self.handshakes_failed = 0
         self._factory = factory
         self._proof_seconds = proof_seconds
         self._sockets: list[socket.socket] = []
@@ -95,7 +95,7 @@ class Door:
             self._spawn(self._let_in(connection, place))
 
     async def _let_in(self, connection: socket.socket, place: Place) -> None:
-        context = self._files.current.context
+        context = self.files.current.context
         protocol = self._factory(place)
         try:
             await asyncio.get_running_loop().connect_accepted_socket(

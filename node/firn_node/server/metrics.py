@@ -84,8 +84,32 @@ class BrokerCollector(Collector):
         for key, spent in counts.request_seconds.items():
             seconds.add_metric(list(key), spent)
         yield seconds
+        yield from self._security()
         yield _labelled("firn_server_stream_messages", "Messages of streams.", "op", counts.stream_messages)
         yield _labelled("firn_server_stream_errors", "Errors told on streams.", "code", counts.stream_errors)
+
+    def _security(self) -> Iterator[Metric]:
+        door, guard = self._context.door, self._context.guard
+        if door is not None:
+            text = "1 when changed certificates or tokens are no good and the old ones stay in force."
+            yield GaugeMetricFamily("firn_security_problem", text, int(door.files.problem is not None))
+            text = "Connections that have not proven anything yet."
+            yield GaugeMetricFamily("firn_security_unproven", text, door.admission.unproven)
+            text = "Connections cut because their address had too many of these."
+            yield CounterMetricFamily("firn_security_unproven_refused", text, door.admission.refused)
+            yield CounterMetricFamily(
+                "firn_security_handshakes_failed",
+                "TLS handshakes that came to nothing.",
+                door.handshakes_failed,
+            )
+            text = "How often certificates and tokens were read again."
+            yield CounterMetricFamily("firn_security_reloads", text, door.files.reloads)
+        if guard is not None:
+            yield _labelled("firn_security_denials", "Requests denied.", "code", guard.denials)
+            failures = 0 if guard.audit is None else guard.audit.failures
+            yield CounterMetricFamily(
+                "firn_security_audit_failures", "Lines that the audit log could not take.", failures
+            )
 
 
 def _words(name: str) -> str:

@@ -39,7 +39,9 @@ class Dialling:
     """How other replicas are reached."""
 
     timeout_s: float = 2.0
-    tls: Callable[[], SSLContext | None] = lambda: None  # of the next connection: certificates change meanwhile
+    tls: Callable[[], SSLContext | None] = lambda: (
+        None
+    )  # of the next connection: certificates change meanwhile
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
