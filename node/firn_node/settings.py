@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from firn.errors import Invalid
+from firn.tls import Credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,12 @@ class SecuritySettings:
     @property
     def has_authentication(self) -> bool:
         return bool(self.tls_ca or self.tls_client_ca or self.tokens)
+
+    def as_client(self) -> Credentials:
+        """What this broker shows to other nodes, and whom of them it believes."""
+        if not self.tls_ca:
+            return Credentials()
+        return Credentials(self.tls_ca, self.tls_cert, self.tls_key)
 
     def check(self) -> None:
         """Errors: Invalid for settings that cannot go together."""

@@ -15,13 +15,15 @@ from security_kit import Asking, SetClock, Site, guarded, now, revocation_list
 
 from firn.client import Client
 from firn.errors import Forbidden, Invalid, Unauthorized, Unavailable
-from firn.tls import Credentials
+from firn.tls import ClientTls, Credentials
 from firn.topicspec import parse_spec
+from firn.types import Epoch
 from firn.values import pack_keys
 from firn.wire import Op
 from firn_node.clock import RealRandomness
 from firn_node.replication.doors.codec import VERSION
-from firn_node.replication.doors.peers import PATH, Peers
+from firn_node.replication.doors.peers import PATH, Dialling, Peers
+from firn_node.replication.messages import Header, Leave
 from firn_node.replication.record import GroupId, LogId
 from firn_node.security.localca import make_ca, make_client, make_node
 from firn_node.server import ServerSettings
@@ -359,6 +361,28 @@ def test_a_node_speaks_for_its_own_logs_and_for_one_that_nobody_has(site: Site) 
                 assert caught.value.status == 403
                 _, body = await ask("GET", path)
                 assert body["message"] == "replication: the log c is of node firn-2, not of firn-1"
+
+    run(main)
+
+
+def test_nodes_reach_one_another_with_the_certificates_they_serve_with(site: Site) -> None:
+    async def main() -> None:
+        sides = {LogId(name): await stand_in() for name in ("a", "b")}
+        received: list[Any] = []
+        async with guarded(site, sides[LogId("a")]) as one, guarded(site, sides[LogId("b")]) as other:
+            addresses = {LogId("a"): one.address, LogId("b"): other.address}
+            for own, server in ((LogId("a"), one), (LogId("b"), other)):
+                tls = ClientTls(site.settings.as_client()).context
+                server.context.peers = Peers(
+                    GroupId("0"), own, receive=lambda source, found: received.append((source, found.message)),
+                    lost=lambda _: None, address_of=addresses.get, randomness=RealRandomness(),
+                    dialling=Dialling(tls=tls), node_of=lambda _: "firn-0",
+                )  # fmt: skip
+            said = Leave(Header(GroupId("0"), Epoch(1), LogId("a")), "going")
+            one.context.peers.send(LogId("b"), said)
+            while not received:
+                await asyncio.sleep(0.01)
+            assert received == [("a", said)]
 
     run(main)
 
