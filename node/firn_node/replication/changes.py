@@ -26,7 +26,7 @@ def plan_change(state: State, record: GroupRecord, mastery: Mastery, now: float,
     leaves = _leaving(state, record, mastery, now, rules)
     joins = _joining(state, record, mastery, rules)
     in_sync = (record.in_sync - leaves) | joins
-    members = _members(record, mastery, in_sync)
+    members = _members(state, record, mastery, in_sync)
     new = replace(rules.renewed(record), in_sync=in_sync, members=members)
     is_change = in_sync != record.in_sync or members != record.members
     if is_change:
@@ -53,14 +53,23 @@ def _joining(state: State, record: GroupRecord, mastery: Mastery, rules: Rules) 
     )
 
 
-def _members(record: GroupRecord, mastery: Mastery, in_sync: frozenset[LogId]) -> Mapping[LogId, Member]:
+def _members(
+    state: State, record: GroupRecord, mastery: Mastery, in_sync: frozenset[LogId]
+) -> Mapping[LogId, Member]:
     """The members, with who said Hello, without who was removed or came back under another log_id."""
     joining = {log_id: m for log_id, m in mastery.joining.items() if log_id not in mastery.removing}
-    nodes = {member.node for member in joining.values()}
-    kept = {
-        log_id: member
-        for log_id, member in record.members.items()
+    members = {**record.members, **joining}
+    present = {
+        log_id
+        for log_id in members
         if log_id in record.in_sync | in_sync
-        or not (log_id in mastery.removing or (member.node in nodes and log_id not in joining))
+        or log_id in joining
+        or ((heard := state.heard.get(log_id)) is not None and heard.epoch == mastery.epoch)
     }
-    return {**kept, **joining}
+    nodes = {members[log_id].node for log_id in present}
+    return {
+        log_id: member
+        for log_id, member in members.items()
+        if log_id in record.in_sync | in_sync
+        or not (log_id in mastery.removing or (log_id not in present and member.node in nodes))
+    }

@@ -118,7 +118,9 @@ def step(state: State, event: Event, now: float, rules: Rules = RULES) -> tuple[
 def write_refusal(state: State, now: float, min_in_sync: int, rules: Rules = RULES) -> FirnError | None:
     """Why a write may not be appended; None: it may, if that happens before the next event."""
     mastery, record = state.mastery, state.record
-    if state.role is not Role.MASTER or mastery is None or record is None:
+    if state.role is RESIGNING:
+        return Unavailable("the master is handing over")
+    if state.role is not MASTER or mastery is None or record is None:
         return NotMaster("this node is not the master of the group", address=master_address(state))
     if not rules.has_lease(state, now):
         return Unavailable("the master could not renew its lease")
@@ -143,9 +145,11 @@ def read_barrier(state: State) -> Position:
 
 
 def master_address(state: State) -> str | None:
-    """Where clients should go."""
+    """Where clients should go; None while nobody is known to act."""
     record = state.record
     if record is None or record.master is None:
+        return None
+    if record.master.log_id == state.me.log_id and state.mastery is None:
         return None
     member = record.members.get(record.master.log_id)
     return member.address if member is not None else None
@@ -232,12 +236,10 @@ def _follow_record(turn: Turn, record: GroupRecord, sent_at: float) -> None:
 
 
 def _note_members(turn: Turn, record: GroupRecord) -> None:
-    """Who has joined, left and been removed is no longer on the way."""
-    mastery = turn.mastery
-    joining = {k: m for k, m in mastery.joining.items() if record.members.get(k) != m}
-    removing = mastery.removing & record.members.keys()
-    if joining != mastery.joining or removing != mastery.removing:
-        turn.update_mastery(joining=joining, removing=removing)
+    """Who has joined is no longer on the way."""
+    joining = {k: m for k, m in turn.mastery.joining.items() if record.members.get(k) != m}
+    if joining != turn.mastery.joining:
+        turn.update_mastery(joining=joining)
 
 
 def _master_of(record: GroupRecord) -> str | None:
@@ -381,8 +383,8 @@ EVENTS: dict[type, Handlers] = {
     LogDamaged: _for(ALL, on_log_damaged),
     SwitchoverAsked: _for((MASTER,), mastership.on_switchover_asked)
     | _for((*FOLLOWERS, RESIGNING), refuse_switchover),
-    DataLossAccepted: _for((STANDBY,), election.on_data_loss_accepted)
-    | _for((BLANK, CANDIDATE, *MASTERS), refuse_data_loss),
+    DataLossAccepted: _for((STANDBY, CANDIDATE), election.on_data_loss_accepted)
+    | _for((BLANK, *MASTERS), refuse_data_loss),
     RemovalAsked: _for(MASTERS, mastership.on_removal_asked),
 }
 MESSAGES: dict[type, Handlers] = {

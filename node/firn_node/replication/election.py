@@ -29,9 +29,11 @@ def maybe_stand(turn: Turn) -> None:
 def on_data_loss_accepted(turn: Turn, event: DataLossAccepted) -> None:
     """Fence all that can be reached below the epoch to come, then stand whatever the others hold."""
     state, record = turn.state, turn.state.record
-    if record is None or state.is_cutting:
-        turn.do(SwitchoverEnded("the record is not known yet; try again"))
+    if record is None or state.is_cutting or (state.candidacy is not None and state.candidacy.has_asked):
+        turn.do(SwitchoverEnded("the record is not known, or an election is open; try again"))
         return
+    if state.candidacy is not None:
+        give_up(turn)
     turn.change_role("forced")
     turn.update(candidacy=Candidacy(turn.now, True, {}), following=None)
     epoch = Epoch(record.epoch + 1)
@@ -54,7 +56,7 @@ def answer(turn: Turn) -> Answer:
         and turn.now >= state.waits_until
     )
     return Answer(
-        turn.header(), record.version if record is not None else NO_VERSION, state.log.last_epoch,
+        turn.header(), turn.known_version, state.log.last_epoch,
         state.log.written, state.wanted.is_unclean, may_stand,
     )  # fmt: skip
 

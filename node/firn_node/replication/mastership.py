@@ -129,7 +129,7 @@ def on_hello(turn: Turn, hello: Hello) -> None:
     """Tell a standby where its log leaves this one; it streams from there once it reports."""
     state, mastery, handshake = turn.state, turn.mastery, hello.header.handshake
     log_id = hello.header.log_id
-    if mastery.start is None or handshake is None:
+    if mastery.start is None or handshake is None or log_id in mastery.removing:
         refuse(turn, hello)
         return
     if is_overtaken(handshake, mastery.welcomed.get(log_id)):
@@ -198,7 +198,8 @@ def _note_catch_up(turn: Turn, log_id: LogId, heard: Heard) -> None:
         caught_up_at={**mastery.caught_up_at, log_id: caught_up_at},
         leaving=mastery.leaving - {log_id} if heard.durable >= turn.log.written else mastery.leaving,
     )
-    is_outside = record is not None and log_id not in record.in_sync and heard.is_rebuilt
+    wanted = record.members.keys() - record.in_sync - mastery.removing if record is not None else set()
+    is_outside = log_id in wanted and heard.is_rebuilt
     is_close = turn.now - caught_up_at <= timing.awaits_within
     last = mastery.awaited.get(log_id, NEVER)
     if is_outside and is_close and turn.now - last > timing.awaits_again_after:

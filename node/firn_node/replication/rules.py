@@ -131,7 +131,7 @@ class Rules:
     def may_join(self, state: State, heard: Heard) -> bool:
         """8: a replica that may be taken into ``in_sync``."""
         return (
-            heard.epoch == _mastery(state).epoch
+            self.counts(heard, _mastery(state).epoch)
             and heard.is_rebuilt
             and self.holds_committed(state, heard)
             and self.holds_epoch_start(state, heard)

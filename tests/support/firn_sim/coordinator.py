@@ -23,7 +23,7 @@ class CoordinatorFaults:
     lost_answer: float = 0.0
     late_request: float = 0.0
     stale_read: float = 0.0
-    stale_by: int = 8  # versions
+    stale_by: int = 30  # versions
     hidden_success: float = 0.0
     delay: tuple[float, float] = (0.001, 0.02)
     late_delay: tuple[float, float] = (0.3, 6.0)
@@ -37,6 +37,7 @@ class SimCoordinator:
         self.faults = faults
         self.history: list[GroupRecord] = []
         self.unreachable: set[str] = set()
+        self.stale_for: dict[str, GroupRecord] = {}  # nodes that are shown an old version
         self.is_down = False
         self.is_checked = True  # every change by the invariants of the record
         self.watchers: dict[str, Callable[[RecordRead], None]] = {}
@@ -56,14 +57,24 @@ class SimCoordinator:
         def arrive() -> None:
             if not self._is_reached(node):
                 return
-            if self.history and self._rng.random() < self.faults.stale_read:
-                read = RecordRead(self._rng.choice(self.history[-self.faults.stale_by :]))
+            if node in self.stale_for:
+                read = RecordRead(self.stale_for[node])
+            elif self.history and self._rng.random() < self.faults.stale_read:
+                read = RecordRead(self.old_version())
             else:
                 read = RecordRead(self.record, at_least)
             self._reply(node, partial(answer, read))
 
         if not self._is_lost():
             self._world.at(self._rng.uniform(*self.faults.delay), arrive)
+
+    def old_version(self) -> GroupRecord:
+        """One of the last versions, or the last one of the mastership before."""
+        newest = self.history[-1]
+        if self._rng.random() < 0.5:
+            before = (record for record in reversed(self.history) if record.epoch < newest.epoch)
+            return next(before, newest)
+        return self._rng.choice(self.history[-self.faults.stale_by :])
 
     def compare_and_set(
         self, node: str, expected: int, new: GroupRecord, answer: Callable[[SwapAnswered], None]
@@ -107,7 +118,8 @@ class SimCoordinator:
         self.changed(before, new)
         read = RecordRead(new)
         for node, tell in sorted(self.watchers.items()):
-            self._reply(node, partial(tell, read))
+            if node not in self.stale_for:
+                self._reply(node, partial(tell, read))
 
     def _is_reached(self, node: str) -> bool:
         return not self.is_down and node not in self.unreachable

@@ -19,6 +19,7 @@ group must be whole again: one master, all nodes in sync, logs equal, writes and
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from firn_sim.checkers import Checkers, Counts
 from firn_sim.coordinator import CoordinatorFaults, SimCoordinator
@@ -52,8 +53,9 @@ class Profile:
 
 
 FAULTS = (
-    "kill", "power", "power_all", "disk", "pause", "cut", "isolate", "heal", "slow", "coordinator_down",
-    "coordinator_cut", "switchover", "release", "damage", "survivor",
+    "kill", "power", "power_all", "survivor", "disk", "damage", "pause", "slow", "release",
+    "cut", "isolate", "split", "heal", "coordinator_down", "coordinator_cut", "deposed", "stale_restart", "switchover",
+    "forgotten",
 )  # fmt: skip
 
 
@@ -115,9 +117,11 @@ class Group:
         self.checkers = Checkers(self.world, self.coordinator, has_interval=profile.options.has_interval)
         self.story: list[str] = []
         self.coordinator.changed = self._record_changed
+        self._armed: tuple[SimNode, int] | None = None  # a deposed master and its epoch
         self._tickets = 0
         self._is_faulty = True
         self._has_clients = True
+        self._is_busy = True
         peers: dict[LogId, SimNode] = {}
         for ordinal in range(profile.nodes):
             node = SimNode(
@@ -155,7 +159,10 @@ class Group:
         profile = self.profile
         for node in self.nodes:
             self.world.at(self.rng.uniform(0, 0.3), node.start)
-        self._every(profile.write_every, lambda: self._write() if self._has_clients else None)
+        self._every(
+            profile.write_every, lambda: self._write() if self._has_clients and self._is_busy else None
+        )
+        self._every(0.7, self._toggle_load)
         self._every(profile.read_every, self._read)
         self._every(0.5, self._note_rebuilt)
         self.world.at(FAULTS_FROM, self._next_fault)
@@ -170,6 +177,10 @@ class Group:
         self.world.at(period, again)
 
     # Clients.
+
+    def _toggle_load(self) -> None:
+        """Clients write now and then, so that some epochs hold next to nothing."""
+        self._is_busy = self.rng.random() < 0.7
 
     def _write(self) -> None:
         options = self.profile.options
@@ -209,6 +220,7 @@ class Group:
         self.checkers.record_changed(old, new)
         if old is None or (old.in_sync, old.master) == (new.in_sync, new.master):
             return
+        self._strike_armed(new)
         if self.world.now > FAULTS_FROM and self.rng.random() < self.profile.fault_after_change:
             self.world.at(self.rng.expovariate(10.0), self._fault)
 
@@ -274,6 +286,99 @@ class Group:
                     each.lose_power()
                 self.world.at(self.rng.uniform(1.5, 3.0) * self.profile.options.timing.lease_ttl, each.start)
         self.checkers.excuse()
+
+    def _fault_deposed(self, node: SimNode) -> None:
+        """It loses the coordinator, and some of the others, for longer than its lease."""
+        ttl = self.profile.options.timing.lease_ttl
+        self.tell(f"{node.name} loses the coordinator and some others")
+        self.coordinator.unreachable.add(node.name)
+        self.world.at(self.rng.uniform(2, 8) * ttl, lambda: self.coordinator.unreachable.discard(node.name))
+        for other in self.nodes:
+            if other is not node and self.rng.random() < 0.5:
+                links = {(node.name, other.name), (other.name, node.name)}
+                self.network.cuts |= links
+                self.world.at(
+                    self.rng.uniform(1, 4) * ttl, partial(self.network.cuts.difference_update, links)
+                )
+
+    def _fault_split(self, node: SimNode) -> None:
+        """Two sides that do not reach each other; one of them reaches the coordinator."""
+        side = {each.name for each in self.nodes if each is node or self.rng.random() < 0.4}
+        others = {each.name for each in self.nodes} - side
+        links = {(a, b) for a in side for b in others} | {(b, a) for a in side for b in others}
+        self.tell(f"{sorted(side)} lose the coordinator and {sorted(others)}")
+        self.network.cuts |= links
+        self.coordinator.unreachable |= side
+        after = self.rng.uniform(1, 4) * self.profile.options.timing.lease_ttl
+        self.world.at(after, partial(self.network.cuts.difference_update, links))
+        self.world.at(after, partial(self.coordinator.unreachable.difference_update, side))
+
+    def _fault_stale_restart(self, node: SimNode) -> None:
+        """It loses power, and when it is back it is shown an old version of the record for a while."""
+        if not node.is_up or self.coordinator.record is None:
+            return
+        ttl = self.profile.options.timing.lease_ttl
+        self.tell(f"{node.name} loses power and will be shown old records")
+        node.lose_power()
+        self.checkers.excuse()
+        self.coordinator.stale_for[node.name] = self.coordinator.old_version()
+        self.world.at(self.rng.uniform(0.02, 0.5), node.start)
+        self.world.at(self.rng.uniform(1, 3) * ttl, lambda: self.coordinator.stale_for.pop(node.name, None))
+
+    def _fault_forgotten(self, node: SimNode) -> None:
+        """The others fall behind, the master is cut off, one of them is elected, takes another in, loses power
+        before much of that is durable, and finds the old master still there, by an old record."""
+        record = self.coordinator.record
+        masters = [each for each in self.nodes if each.state is not None and each.state.role is Role.MASTER]
+        if self._armed is not None or record is None or len(masters) != 1 or len(record.in_sync) < 2:
+            return
+        master, ttl = masters[0], self.profile.options.timing.lease_ttl
+        kept = self.rng.choice([each for each in self.nodes if each is not master])
+        self.tell(f"{master.name} and {kept.name} go on alone, then {master.name} is cut off")
+        for other in self.nodes:
+            if other not in (master, kept):
+                other.pause()
+                self.world.at(self.rng.uniform(1.5, 3.0) * ttl, other.resume)
+        self.world.at(self.rng.uniform(0.8, 1.5) * ttl, partial(self._cut_off, master))
+
+    def _cut_off(self, master: SimNode) -> None:
+        ttl = self.profile.options.timing.lease_ttl
+        self._armed = master, self.coordinator.record.epoch if self.coordinator.record is not None else 0
+        self.coordinator.unreachable.add(master.name)
+        for other in self.nodes:
+            self.network.cuts |= {(master.name, other.name), (other.name, master.name)}
+        self.world.at(8 * ttl, self._disarm)
+
+    def _disarm(self) -> None:
+        if self._armed is not None:
+            self.coordinator.unreachable.discard(self._armed[0].name)
+            self._armed = None
+
+    def _strike_armed(self, new: GroupRecord) -> None:
+        """The new master's disk gets slow; as soon as it has taken somebody in: the blow."""
+        if self._armed is None or new.epoch <= self._armed[1] or new.master is None:
+            return
+        old = self._armed[0]
+        for each in self.nodes:
+            if each.folder.log_id != new.master.log_id:
+                continue
+            if len(new.in_sync) < 2:
+                self.world.at(self.rng.uniform(0.02, 0.4), partial(setattr, each.disk, "factor", 20.0))
+            else:
+                self._armed = None
+                self.world.at(self.rng.expovariate(20.0), partial(self._blow, each, old))
+
+    def _blow(self, node: SimNode, old: SimNode) -> None:
+        """It loses power, and comes back where it sees the old master and the old record alone."""
+        ttl = self.profile.options.timing.lease_ttl
+        node.disk.factor = 1.0
+        self._fault_stale_restart(node)
+        others = [each for each in self.nodes if each not in (node, old)]
+        links = {(node.name, each.name) for each in others} | {(each.name, node.name) for each in others}
+        self.network.cuts |= links
+        self.network.cuts -= {(node.name, old.name), (old.name, node.name)}
+        self.world.at(2 * ttl, partial(self.network.cuts.difference_update, links))
+        self.world.at(8 * ttl, lambda: self.coordinator.unreachable.discard(old.name))
 
     def _fault_disk(self, node: SimNode) -> None:
         """Never the last in-sync disk: there is nothing left then to keep."""
@@ -366,6 +471,8 @@ class Group:
                 to = self.rng.choice([other for other in self.nodes if other is not each])
                 self.tell(f"{each.name} is asked to hand over to {to.name}")
                 each.feed(ev.SwitchoverAsked(to.folder.log_id))
+                if self.rng.random() < 0.5:
+                    self.world.at(self.rng.uniform(0.0, 0.1), partial(self._fault_deposed, each))
 
     def _fault_release(self, node: SimNode) -> None:
         node.release(node.folder.log.written - self.rng.choice((0, 5, 30)))
@@ -380,6 +487,7 @@ class Group:
         self.coordinator.faults = CoordinatorFaults()
         self.coordinator.is_down = False
         self.coordinator.unreachable.clear()
+        self.coordinator.stale_for.clear()
         for node in self.nodes:
             node.disk.factor = 1.0
             node.resume()
@@ -405,8 +513,6 @@ class Group:
                 standbys, key=lambda node: (node.folder.log_id in record.in_sync, node.folder.log.written)
             )
             self.tell(f"data loss is accepted for {best.name}")
-            while best.state is not None and best.state.role is Role.CANDIDATE:
-                self.world.run(self.world.now + 0.01)
             best.feed(ev.DataLossAccepted("the simulation"))
         return True
 

@@ -66,9 +66,10 @@ class ReplicaLog:
         del self.entries[keep:]
 
     def lose_power(self, rng: random.Random) -> None:
-        """Any prefix of the unsynced tail survives."""
+        """Any prefix of the unsynced tail survives; often none."""
         first = bisect_left(self.ends, self.durable)
-        self._drop_after(self.ends[rng.randint(first, len(self.ends) - 1)])
+        last = first if rng.random() < 0.4 else len(self.ends) - 1
+        self._drop_after(self.ends[rng.randint(first, last)])
 
     def recover(self) -> None:
         """A new process opens the log and syncs what it finds."""
