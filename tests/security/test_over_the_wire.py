@@ -312,6 +312,10 @@ def refused(site: Site, found: Credentials, kind: type[Exception], match: str, *
 def test_an_expired_certificate_is_refused_in_the_handshake(site: Site) -> None:
     pair = make_client(site.ca, "reader", now() - timedelta(days=3), days=2)
     refused(site, site.client("reader", pair=pair), Unavailable, NOT_TAKEN)
+    lines = [json.loads(line) for line in Path(site.path("audit.log")).read_text().splitlines()]
+    assert {(line["action"], line["outcome"], line["principal"]) for line in lines} == {
+        ("TLS handshake", "certificate: certificate has expired", None)
+    }
 
 
 def test_a_certificate_that_is_not_valid_yet_is_refused(site: Site) -> None:

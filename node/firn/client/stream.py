@@ -47,6 +47,7 @@ class Stream(asyncio.Protocol):
         self._handshake: Handshake | None = None
         self._greeted: asyncio.Future[None] = self._loop.create_future()
         self._is_full = False
+        self._hint = ""
         # What has not left, and who waits for it: frames of one message an item.
         self._leaving: deque[tuple[Iterator[bytes], asyncio.Future[None]]] = deque()
 
@@ -59,14 +60,16 @@ class Stream(asyncio.Protocol):
         client: str,
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
+        hint: str = "",
     ) -> "Stream":
-        """A connection that has been greeted.
+        """A connection that has been greeted. ``hint``: what may be behind one that ends before.
 
         Errors: Unavailable (nobody there), Timeout, or what the broker answered.
         """
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         stream = cls(address)
+        stream._hint = hint
         try:
             async with asyncio.timeout(timeout):
                 try:
@@ -248,6 +251,8 @@ class Stream(asyncio.Protocol):
         if self._socket is not None:
             self._socket.feed_eof()
         why = "was closed" if exc is None else f"broke: {exc}"
+        if self._socket is None:
+            why += self._hint
         self._end(Unavailable(f"{self.address}: the connection {why}"))
 
     def _socket_ended(self, why: str) -> None:

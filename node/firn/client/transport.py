@@ -126,11 +126,12 @@ class Transport:
                         client=f"firn/{__version__}",
                         headers=self._headers,
                         tls=self._tls.context(),
+                        hint=self._credentials.hint,
                     )
                     self.addresses.prefer(address)
                     return self._stream
                 except Unavailable as error:
-                    last = Unavailable(error.message + self._credentials.hint, **error.details)
+                    last = error
                     self.addresses.put_last(address)
             raise last
 

@@ -296,7 +296,13 @@ def _door(context: Context, trust: "TrustFiles", listener: _Listener) -> "Door":
 
     settings = context.settings
     admission = Admission(settings.unproven_per_address_max, settings.unproven_max)
-    return Door(trust, admission, listener.guarded, proof_seconds=settings.proof_seconds)
+
+    def refused(address: str, reason: str) -> None:
+        if context.guard is not None:
+            context.guard.denials["handshake"] += 1
+            context.guard.note(None, address, "TLS handshake", None, reason)
+
+    return Door(trust, admission, listener.guarded, refused=refused, proof_seconds=settings.proof_seconds)
 
 
 def install_uvloop() -> bool:

@@ -25,6 +25,7 @@ log = logging.getLogger("firn.server")
 _BACKLOG = 1024
 _PAUSE_SECONDS = 0.2  # after an acceptance that failed: most likely there are no descriptors left
 
+Refused = Callable[[str, str], None]  # a handshake that came to nothing: address and reason
 Factory = Callable[
     [Place], asyncio.Protocol
 ]  # of a connection that leaves its place when it has proven itself
@@ -32,12 +33,19 @@ Factory = Callable[
 
 class Door:
     def __init__(
-        self, files: TrustFiles, admission: Admission, factory: Factory, *, proof_seconds: float
+        self,
+        files: TrustFiles,
+        admission: Admission,
+        factory: Factory,
+        *,
+        refused: Refused,
+        proof_seconds: float,
     ) -> None:
         self.files = files
         self.admission = admission
         self.handshakes_failed = 0
         self._factory = factory
+        self._refused = refused
         self._proof_seconds = proof_seconds
         self._sockets: list[socket.socket] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,7 +115,15 @@ class Door:
         except (OSError, ssl.SSLError) as error:
             self.handshakes_failed += 1
             place.leave()
-            log.debug("handshake with %s: %s", place.address, error)
+            if isinstance(error, ssl.SSLError):  # not a probe that only opened the port
+                self._refused(place.address, _reason(error))
         except BaseException:
             place.leave()
             raise
+
+
+def _reason(error: ssl.SSLError) -> str:
+    """Why a handshake failed, in OpenSSL's words."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate: {error.verify_message}"
+    return error.reason or type(error).__name__
