@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import random
 import shutil
@@ -414,6 +415,65 @@ def test_the_wal_stays_small(path: Path) -> None:
         assert os.path.getsize(f"{path}-wal") < 1 << 20
 
     with_handle(path, test)
+
+
+@pytest.fixture
+def synced(path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the WAL at each sync of it."""
+    sizes: list[int] = []
+    real = os.fdatasync
+
+    def fdatasync(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        assert found.st_ino == os.stat(f"{path}-wal").st_ino
+        real(descriptor)
+        sizes.append(found.st_size)
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    return sizes
+
+
+def test_nothing_is_told_before_it_is_synced_once_by_each_handle(path: Path, synced: list[int]) -> None:
+    async def test(one: SqliteCoordinator) -> None:
+        other = SqliteCoordinator(path)
+        first, second = first_record(), renewed(first_record())
+        for handle, act, syncs in (
+            (one, one.compare_and_set(first, expected_version=0), 1),
+            (one, one.read(GROUP), 0),
+            (other, other.read(GROUP), 1),
+            (other, other.read(GROUP), 0),
+            (one, one.compare_and_set(second, expected_version=1), 1),
+            (other, other.compare_and_set(second, expected_version=1), 1),
+            (other, other.read(GROUP), 0),
+        ):
+            before = len(synced)
+            await act
+            assert len(synced) - before == syncs, (handle is one, syncs)
+            if syncs:
+                assert synced[-1] == os.path.getsize(f"{path}-wal")
+        await other.close()
+
+    with_handle(path, test)
+
+
+def test_a_sync_that_fails_ends_the_use_of_the_handle(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store(path, 1)
+
+    async def test(handle: SqliteCoordinator) -> None:
+        assert await handle.read(GROUP) == Found(first_record())
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fdatasync", failing)
+            swap = await handle.compare_and_set(renewed(first_record()), expected_version=1)
+        for answer in (swap, await handle.read(GROUP)):
+            assert isinstance(answer, Unusable)
+            assert "could not be synced" in answer.reason
+
+    with_handle(path, test)
+    assert version_at(path) == 2
+
+
+def failing(descriptor: int) -> None:
+    raise OSError(errno.EIO, "Input/output error")
 
 
 def test_a_closed_handle_answers_that_it_is(path: Path) -> None:

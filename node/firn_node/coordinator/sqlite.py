@@ -6,7 +6,9 @@ One row a group::
 
 Invariants:
 
-- every swap is one ``BEGIN IMMEDIATE`` transaction; ``synchronous=FULL``: durable before it is answered;
+- every swap is one ``BEGIN IMMEDIATE`` transaction;
+- nothing is told before it is durable, neither what this handle swapped nor what it found; the fdatasync comes after
+  the locks are given back, because a process may be stopped at any moment;
 - the file appears whole or not at all, by one who is told to make it, never by one who looks for it;
 - one thread holds the connection, so the event loop never waits; a call that is not answered within ``answer_s``
   is answered without knowledge, and one that has not begun by then never begins;
@@ -14,7 +16,8 @@ Invariants:
   ``Unusable``, as is every damage.
 
 WAL mode: a process that is stopped while it reads holds up nobody. One that is stopped while it writes holds up
-writers until it goes on or ends, as any lock does; the kernel frees the locks of an ended one. SQLite before 3.51.3
+writers until it goes on or ends, as any lock does (that is for 0.2 ms of a swap, and for the two syncs of every
+``_CHECKPOINT_PAGES``-th); the kernel frees the locks of an ended one. SQLite before 3.51.3
 can damage a file in WAL mode when one connection checkpoints while another starts the WAL anew, so everything that
 may do either runs under an exclusive ``flock`` of ``<file>.lock``.
 """
@@ -56,7 +59,7 @@ CREATE TABLE record (
     group_id TEXT PRIMARY KEY, version INTEGER NOT NULL, document BLOB NOT NULL, crc INTEGER NOT NULL
 ) WITHOUT ROWID
 """
-_CHECKPOINT_PAGES = 64  # the WAL stays below about 256 KiB; a renewal writes one page
+_CHECKPOINT_PAGES = 128  # the WAL stays at about 512 KiB; a renewal writes one page
 _LOCK_POLL_S = 0.002
 
 
@@ -137,10 +140,13 @@ class _File:
             None  # device and inode of the file, for as long as the handle
         )
         self._seen: dict[GroupId, int] = {}
+        self._durable: dict[GroupId, int] = {}  # versions that are synced
+        self._broken: str | None = None
 
     def read(self, group_id: GroupId) -> Found | Absent | Unknown | Unusable:
         def work(connection: sqlite3.Connection) -> Found | Absent:
             found = self._select(connection, group_id)
+            self._make_durable(found)
             return Absent() if found is None else Found(found)
 
         return self._guarded(work)
@@ -148,18 +154,39 @@ class _File:
     def compare_and_set(self, new: GroupRecord, expected_version: int) -> Swap:
         def work(connection: sqlite3.Connection) -> Swap:
             with _flocked(f"{self._path}.lock", self._busy_s), _transaction(connection):
-                refused = decide(self._select(connection, new.group_id), new, expected_version)
-                if refused is not None:
-                    return refused
-                document = json.dumps(new.to_document(), separators=(",", ":")).encode()
-                connection.execute(
-                    "INSERT OR REPLACE INTO record VALUES (?, ?, ?, ?)",
-                    (new.group_id, new.version, document, crc32c(document)),
-                )
+                found = self._select(connection, new.group_id)
+                refused = decide(found, new, expected_version)
+                if refused is None:
+                    self._store(connection, new)
+            if refused is not None:
+                self._make_durable(found)
+                return refused
+            self._make_durable(new)
             self._seen[new.group_id] = new.version
             return Done(new)
 
         return self._guarded(work)
+
+    def _store(self, connection: sqlite3.Connection, new: GroupRecord) -> None:
+        document = json.dumps(new.to_document(), separators=(",", ":")).encode()
+        connection.execute(
+            "INSERT OR REPLACE INTO record VALUES (?, ?, ?, ?)",
+            (new.group_id, new.version, document, crc32c(document)),
+        )
+
+    def _make_durable(self, record: GroupRecord | None) -> None:
+        """Return when a record that the file holds would survive a power loss.
+
+        Errors: Corrupt, now and for as long as the handle lives: after a failed sync nobody knows what is on the disk.
+        """
+        if record is None or record.version <= self._durable.get(record.group_id, 0):
+            return
+        try:
+            _sync_wal(f"{self._path}-wal")
+        except OSError as error:
+            self._broken = f"could not be synced: {error}"
+            raise Corrupt(self._broken) from error
+        self._durable[record.group_id] = record.version
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -200,6 +227,8 @@ class _File:
 
         Errors: Corrupt when that is another file than before, or none that firn made.
         """
+        if self._broken is not None:
+            raise Corrupt(self._broken)
         identity = self._stat()
         if self._identity is not None and identity != self._identity:
             raise Corrupt(
@@ -261,7 +290,7 @@ def _parse(group_id: GroupId, version: object, document: object, crc: object) ->
 
 def _prepare(connection: sqlite3.Connection) -> None:
     """Settings of a new connection, and a look at the whole (small) file. Errors: Corrupt."""
-    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA synchronous = NORMAL")  # checkpoints sync; swaps are synced by their handle
     connection.execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT_PAGES}")
     application_id = connection.execute("PRAGMA application_id").fetchone()[0]
     if application_id != APPLICATION_ID:
@@ -302,6 +331,19 @@ def _flocked(path: str, wait_s: float) -> Iterator[None]:
         yield
     finally:
         os.close(lock)
+
+
+def _sync_wal(path: str) -> None:
+    """fdatasync of the WAL and, for its name, fsync of its folder. Locks are on other files: closing drops none."""
+    try:
+        wal = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return  # all of it is in the file itself, synced by the checkpoint
+    try:
+        os.fdatasync(wal)
+    finally:
+        os.close(wal)
+    _sync(os.path.dirname(path) or ".")
 
 
 def _code(error: Exception) -> int | None:
