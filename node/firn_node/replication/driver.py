@@ -9,7 +9,7 @@ Invariants:
   at the end of the turn or right before any other event;
 - actions are carried out in their order; those that take time (``StoreMeta``, ``CutLog``) one after another in one
   thread, the core orders nothing of the log until it knows of their end;
-- a request that was told of by ``written`` ends exactly once: acknowledged, or with an unknown outcome;
+- a request that was told of by ``written`` ends exactly once: acknowledged, or with an unknown outcome (``requests``);
 - a log that cannot be synced, a bug, or a damaged promise end this process's part in the group for good (``fail``).
 """
 
@@ -22,25 +22,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from firn.batch import Buffer
-from firn.errors import FirnError, InvariantBroken, NotMaster, Timeout, Unavailable
+from firn.errors import FirnError, InvariantBroken, NotMaster, Unavailable
 from firn.types import Epoch, Position
 from firn_node.clock import Clock, LogClock, Randomness
 from firn_node.coordinator import Coordinator
 from firn_node.log import CommitLog
-from firn_node.log.epochs import epoch_starts
 from firn_node.replication import core
 from firn_node.replication import events as ev
 from firn_node.replication.doors.codec import Arrived
 from firn_node.replication.doors.coordination import Coordination
-from firn_node.replication.doors.logstream import LogStream
+from firn_node.replication.doors.logdoor import LogDoor
+from firn_node.replication.doors.logstream import LogStreams
 from firn_node.replication.doors.peers import Dialling, Peers
 from firn_node.replication.doors.startup import Folder
 from firn_node.replication.doors.syncer import Syncer
-from firn_node.replication.epochstart import epoch_start_batch
-from firn_node.replication.messages import EpochStart, Header, History, Report
+from firn_node.replication.messages import Header, Report
 from firn_node.replication.record import LogId
+from firn_node.replication.requests import Requests, Wait
 from firn_node.replication.serving import Engine
-from firn_node.replication.state import Me, OpenWrite, Role, Timing
+from firn_node.replication.state import Me, Role, Timing
 
 log = logging.getLogger("firn.replication")
 
@@ -61,14 +61,6 @@ class Doors:
     dialling: Dialling = field(default_factory=Dialling)
 
 
-@dataclass(slots=True)
-class _Turn:
-    """What was appended in this turn of the event loop, not yet told to the core."""
-
-    end: int = 0
-    writes: dict[tuple[int, bool], tuple[int, "asyncio.Future[None]"]] = field(default_factory=dict)
-
-
 class GroupDriver:
     """One replica while its process lives. Make it on the event loop, then ``start``; at the end ``stop``, once."""
 
@@ -81,22 +73,20 @@ class GroupDriver:
         self._events: deque[tuple[ev.Event, Buffer]] = deque()  # with the bytes of a frame
         self._is_stepping = False
         self._data: Buffer = b""  # of the frame whose step runs
-        self._turn: _Turn | None = None
-        self._tickets: dict[int, asyncio.Future[None]] = {}
-        self._next_ticket = 1
-        self._streams: dict[LogId, LogStream] = {}
-        self._cuts = 0
-        self._barriers: list[tuple[Position, asyncio.Future[None]]] = []
-        self._switchover: tuple[LogId, asyncio.Future[None]] | None = None
+        self._requests = Requests()
+        self._streams = LogStreams(self._log, history=lambda: self.state.log.history, damaged=self.damaged)
+        self._log_door = LogDoor(self._log, doors.folder.epoch_file, me, doors.log_clock)
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._sync_due: asyncio.TimerHandle | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="firn-group")
         self.failed: str | None = None
         self.troubles: dict[str, str] = {}
-        self._syncer = Syncer(self._log, cuts=lambda: self._cuts, durable=self._durable, failed=self.fail)
+        self._syncer = Syncer(
+            self._log, cuts=lambda: self._log_door.cuts, durable=self._durable, failed=self.fail
+        )
         self.peers = Peers(
-            me.group_id, me.log_id, receive=self._receive, lost=self._stop_stream, address_of=self._address_of,
+            me.group_id, me.log_id, receive=self._receive, lost=self._streams.stop, address_of=self._address_of,
             randomness=doors.randomness, dialling=doors.dialling, node_of=self._node_of,
         )  # fmt: skip
         self._coordination = Coordination(
@@ -174,14 +164,13 @@ class GroupDriver:
 
     def _wrote(self, event: ev.Written) -> None:
         """The log has grown: send it, sync it; requests that the core did not take have no known outcome."""
-        for stream in self._streams.values():
-            stream.wrote()
+        self._streams.wrote()
         if not event.writes or not all(write.is_interval for write in event.writes):
             self._syncer.request()
         elif self._sync_due is None:
             self._sync_due = self._loop.call_later(self._doors.flush_interval_s, self._sync_now)
         if self.state.mastery is None and event.writes:
-            self._time_out([write.ticket for write in event.writes], "this node was deposed")
+            self._requests.time_out("this node was deposed", [write.ticket for write in event.writes])
 
     def _sync_now(self) -> None:
         self._sync_due = None
@@ -199,13 +188,8 @@ class GroupDriver:
 
     def _receive(self, source: LogId, found: Arrived) -> None:
         message = found.message
-        stream = self._streams.get(source)
-        if (
-            isinstance(message, Report)
-            and stream is not None
-            and stream.header.handshake == message.header.handshake
-        ):
-            stream.reported(message.durable)
+        if isinstance(message, Report):
+            self._streams.heard(source, message)
         self.feed(ev.Received(message), found.data)
 
     def _address_of(self, log_id: LogId) -> str | None:
@@ -238,35 +222,24 @@ class GroupDriver:
         if refusal is not None:
             raise refusal
 
-    def written(self, end: int, *, min_in_sync: int, is_interval: bool = False) -> "asyncio.Future[None]":
-        """See ``Replication``. Appends of one turn that ask for the same share an answer, so it is shielded."""
-        turn = self._turn
-        if turn is None:
-            turn = self._turn = _Turn()
+    def written(self, end: int, *, min_in_sync: int, is_interval: bool = False) -> Wait:
+        if not self._requests.has_turn:
             self._loop.call_soon(self._end_turn)
-        turn.end = end
-        key = (min_in_sync, is_interval)
-        known = turn.writes.get(key)
-        future = known[1] if known is not None else self._loop.create_future()
-        turn.writes[key] = (end, future)
-        return asyncio.shield(future)
+        return self._requests.write(end, min_in_sync=min_in_sync, is_interval=is_interval)
 
     def _end_turn(self) -> None:
-        if self.failed is None:
-            self._tell_writes()
-            self._step_all()
+        self._tell_writes()
+        self._step_all()
 
     def _tell_writes(self) -> None:
         """What was appended in this turn becomes an event, before any other."""
-        turn, self._turn = self._turn, None
-        if turn is None:
+        event = self._requests.take_turn()
+        if event is None:
             return
-        writes = []
-        for (min_in_sync, is_interval), (end, future) in turn.writes.items():
-            ticket, self._next_ticket = self._next_ticket, self._next_ticket + 1
-            self._tickets[ticket] = future
-            writes.append(OpenWrite(ticket, Position(end), min_in_sync, is_interval))
-        self._events.append((ev.Written(Position(turn.end), (), tuple(writes)), b""))
+        if self.failed is None:
+            self._events.append((event, b""))
+        else:
+            self._requests.time_out(self.failed)
 
     def check_read(self) -> None:
         self._check_alive()
@@ -281,9 +254,7 @@ class GroupDriver:
         self.check_read()
         position = core.read_barrier(self.state)
         if self.state.dispatched < position:
-            future: asyncio.Future[None] = self._loop.create_future()
-            self._barriers.append((position, future))
-            await future
+            await self._requests.wait_for(position)
             self.check_read()
 
     def _check_alive(self) -> None:
@@ -318,12 +289,9 @@ class GroupDriver:
     async def switchover(self, to: LogId) -> None:
         """Return once ``to`` is master. *Errors*: Unavailable says why it is not."""
         self._check_alive()
-        future: asyncio.Future[None] = self._loop.create_future()
-        if self._switchover is not None:
-            raise Unavailable(f"a switchover to {self._switchover[0]} is under way")
-        self._switchover = (to, future)
+        wait = self._requests.begin_switchover(to)
         self.feed(ev.SwitchoverAsked(to))
-        await future
+        await wait
 
     def accept_data_loss(self, by: str) -> None:
         """Become master whatever others hold; ``by``: the person who answers for it."""
@@ -355,35 +323,11 @@ class GroupDriver:
     def _settle(self) -> None:
         """Let go of who waits for what has come about."""
         state = self.state
-        if self._barriers:
-            if state.role is not Role.MASTER:
-                self._end_barriers(self._not_master())
-            else:
-                waiting, self._barriers = self._barriers, []
-                for position, future in waiting:
-                    if state.dispatched < position:
-                        self._barriers.append((position, future))
-                    elif not future.done():
-                        future.set_result(None)
-        if self._switchover is not None and state.record is not None and state.record.master is not None:
-            to, future = self._switchover
-            if state.record.master.log_id == to:
-                self._switchover = None
-                if not future.done():
-                    future.set_result(None)
-
-    def _end_barriers(self, error: FirnError) -> None:
-        waiting, self._barriers = self._barriers, []
-        for _, future in waiting:
-            _refuse(future, error)
-
-    def _time_out(self, tickets: list[int], reason: str) -> None:
-        for ticket in tickets:
-            future = self._tickets.pop(ticket, None)
-            if future is not None:
-                _refuse(
-                    future, Timeout(f"the outcome is unknown: {reason}; ask again with the same sequence")
-                )
+        self._requests.dispatched(state.dispatched)
+        if state.role is not Role.MASTER:
+            self._requests.refuse_reads(self._not_master())
+        master = state.record.master if state.record is not None else None
+        self._requests.note_master(master.log_id if master is not None else None)
 
     def _end(self, reason: str) -> None:
         """No further part in the group: everyone who waits is told."""
@@ -391,14 +335,12 @@ class GroupDriver:
         for timer in (self._ticker, self._sync_due):
             if timer is not None:
                 timer.cancel()
-        self._stop_streams(ev.StopStreams())
+        self._streams.stop_all()
         self._tell_writes()
         self._events.clear()
-        self._time_out(list(self._tickets), reason)
-        self._end_barriers(Unavailable(reason))
-        if self._switchover is not None:
-            _refuse(self._switchover[1], Unavailable(reason))
-            self._switchover = None
+        self._requests.time_out(reason)
+        self._requests.refuse_reads(Unavailable(reason))
+        self._requests.refuse_switchover(reason)
 
     def fail(self, reason: str, *, is_bug: bool = False) -> None:
         """End this process's part in the group, for good and at once: only a new process takes part again."""
@@ -428,19 +370,12 @@ class GroupDriver:
         self._spawn(tell())
 
     def _append_epoch_start(self, action: ev.AppendEpochStart) -> None:
-        batch = epoch_start_batch(
-            action.epoch,
-            group_id=self.me.group_id,
-            log_id=self.me.log_id,
-            now_ms=self._doors.log_clock.now_ms(),
-        )
         try:
-            [position] = self._log.append([batch])
+            written = self._log_door.append_epoch_start(action.epoch)
         except OSError as error:
             self.fail(f"the epoch-start record could not be written: {error}")
             return
-        starts = (EpochStart(action.epoch, Position(position)),)
-        self._events.appendleft((ev.Written(Position(self._log.written_end), starts), b""))
+        self._events.appendleft((written, b""))
 
     def _load_state(self, action: ev.LoadState) -> None:
         self._spawn(self._load(action.epoch))
@@ -451,20 +386,15 @@ class GroupDriver:
 
     def _write_frame(self, action: ev.WriteFrame) -> None:
         """Append what has just arrived. What cannot be appended leaves a gap, after which the core asks anew."""
-        master, data = action.frame.header.log_id, self._data
-        if len(data) != action.frame.end - action.frame.start:
-            raise InvariantBroken("a frame is written in the step that received it")
         try:
-            starts = epoch_starts(data, action.frame.start, after=self.state.log.last_epoch)
-            end = self._log.append_copy(action.frame.start, data)
+            written = self._log_door.append_frame(action.frame, self._data, after=self.state.log.last_epoch)
+        except InvariantBroken:
+            raise
         except (FirnError, OSError) as error:
-            if isinstance(error, InvariantBroken):
-                raise
-            self._refuse_frame(master, error)
+            self._refuse_frame(action.frame.header.log_id, error)
             return
         self.troubles.pop("frame", None)
-        history = tuple(EpochStart(Epoch(epoch), Position(start)) for epoch, start in starts)
-        self._events.appendleft((ev.Written(Position(end), history), b""))
+        self._events.appendleft((written, b""))
 
     def _refuse_frame(self, master: LogId, error: FirnError | OSError) -> None:
         what = error.message if isinstance(error, FirnError) else str(error)
@@ -476,70 +406,40 @@ class GroupDriver:
         self.troubles["frame"] = f"nothing is appended: {what}"
 
     def _cut_log(self, action: ev.CutLog) -> None:
-        """1. forget in the engine, 2. the epoch file, 3. the log, durable each before the next; 4. what stays is durable.
-
-        A sync that begins before 3. has ended counts as one before the cut.
-        """
-        history = tuple(entry for entry in self.state.log.history if entry.start < action.end)
+        """1. forget in the engine, 2. cut, durably, 3. tell. A sync that begins before 2. has ended proves nothing."""
         self._engine.cut(action.end)
-
-        def cut() -> None:
-            self._doors.folder.epoch_file.cut(history, action.end)
-            self._log.truncate(action.end)
-            self._cuts += 1
-
-        done = self._in_worker(cut)
+        history = self.state.log.history
+        done = self._in_worker(lambda: self._log_door.cut(history, action.end))
 
         async def tell() -> None:
             await done
             self.feed(ev.LogCut(action.end))
-            self.feed(ev.Durable(action.end, self._cuts))
 
         self._spawn(tell())
 
     def _begin_log(self, action: ev.BeginLog) -> None:
         try:
-            self._doors.folder.epoch_file.cut((), action.start)
-            self._log.begin_at(action.start)
+            self._log_door.begin(action.start)
         except OSError as error:
             self.fail(f"the log could not begin at {action.start}: {error}")
             return
         self._engine.begin(action.start)
 
     def _start_stream(self, action: ev.StartStream) -> None:
-        self._stop_stream(action.to)
-        connection = self.peers.stream_to(action.to)
-        if connection is None:
-            return  # it has gone meanwhile, and dials again
         header = Header(self.me.group_id, action.epoch, self.me.log_id, action.handshake)
-        self._streams[action.to] = LogStream(
-            self._log, connection, header, action.start, history=self._history, damaged=self.damaged
-        )
+        self._streams.start(action.to, self.peers.stream_to(action.to), header, action.start)
 
-    def _history(self) -> History:
-        return self.state.log.history
-
-    def _end_stream(self, action: ev.StopStream) -> None:
-        self._stop_stream(action.to)
-
-    def _stop_stream(self, to: LogId) -> None:
-        stream = self._streams.pop(to, None)
-        if stream is not None:
-            stream.stop()
+    def _stop_stream(self, action: ev.StopStream) -> None:
+        self._streams.stop(action.to)
 
     def _stop_streams(self, action: ev.StopStreams) -> None:
-        for to in list(self._streams):
-            self._stop_stream(to)
+        self._streams.stop_all()
 
     def _acknowledge(self, action: ev.Acknowledge) -> None:
-        for ticket in action.tickets:
-            future = self._tickets.pop(ticket, None)
-            if future is not None and not future.done():
-                future.set_result(None)
+        self._requests.acknowledge(action.tickets)
 
     def _end_requests(self, action: ev.EndRequests) -> None:
-        self._time_out(list(self._tickets), action.reason)
-        self._end_barriers(self._not_master())
+        self._requests.time_out(action.reason)
 
     def _dispatch_to(self, action: ev.DispatchTo) -> None:
         self._events.append((ev.Dispatched(self._engine.dispatch(action.position)), b""))
@@ -548,10 +448,7 @@ class GroupDriver:
         self._engine.rebuild(action.reason, keeps_tail=action.keeps_tail)
 
     def _switchover_ended(self, action: ev.SwitchoverEnded) -> None:
-        waiting, self._switchover = self._switchover, None
-        if waiting is not None:
-            _refuse(waiting[1], Unavailable(action.reason))
-        else:
+        if not self._requests.refuse_switchover(action.reason):
             log.warning("group %s: %s", self.me.group_id, action.reason)
 
     def _stopped(self, action: ev.Stop) -> None:
@@ -578,13 +475,6 @@ class GroupDriver:
             self.fail(error.message if isinstance(error, FirnError) else repr(error))
 
 
-def _refuse(future: "asyncio.Future[None]", error: FirnError) -> None:
-    """End a wait; nobody need be waiting any more."""
-    if not future.done():
-        future.set_exception(error)
-        future.exception()
-
-
 _ACTIONS: dict[type, Callable[[GroupDriver, Any], None]] = {
     ev.Send: GroupDriver._send,
     ev.ReadRecord: GroupDriver._read_record,
@@ -596,7 +486,7 @@ _ACTIONS: dict[type, Callable[[GroupDriver, Any], None]] = {
     ev.CutLog: GroupDriver._cut_log,
     ev.BeginLog: GroupDriver._begin_log,
     ev.StartStream: GroupDriver._start_stream,
-    ev.StopStream: GroupDriver._end_stream,
+    ev.StopStream: GroupDriver._stop_stream,
     ev.StopStreams: GroupDriver._stop_streams,
     ev.Acknowledge: GroupDriver._acknowledge,
     ev.EndRequests: GroupDriver._end_requests,

@@ -18,7 +18,8 @@ from firn.types import Position
 from firn_node.log import CommitLog
 from firn_node.replication.doors.codec import PIECE_BYTES, frame_parts, more_parts
 from firn_node.replication.doors.connection import Connection
-from firn_node.replication.messages import Frame, Header, History
+from firn_node.replication.messages import Frame, Header, History, Report
+from firn_node.replication.record import LogId
 
 log = logging.getLogger("firn.replication")
 
@@ -94,3 +95,41 @@ class LogStream:
         await self._connection.send_parts(frame_parts(frame, view[:PIECE_BYTES]))
         for at in range(PIECE_BYTES, len(view), PIECE_BYTES):
             await self._connection.send_parts(more_parts(view[at : at + PIECE_BYTES]))
+
+
+class LogStreams:
+    """The streams of a master, one a standby."""
+
+    def __init__(
+        self, commit_log: CommitLog, *, history: Callable[[], History], damaged: Callable[[str], None]
+    ) -> None:
+        self._log = commit_log
+        self._history = history
+        self._damaged = damaged
+        self._streams: dict[LogId, LogStream] = {}
+
+    def start(self, to: LogId, connection: Connection | None, header: Header, start: Position) -> None:
+        """Stream to a standby from ``start`` on, instead of any older stream; without a connection it asks anew."""
+        self.stop(to)
+        if connection is not None:
+            self._streams[to] = LogStream(
+                self._log, connection, header, start, history=self._history, damaged=self._damaged
+            )
+
+    def stop(self, to: LogId) -> None:
+        stream = self._streams.pop(to, None)
+        if stream is not None:
+            stream.stop()
+
+    def stop_all(self) -> None:
+        for to in list(self._streams):
+            self.stop(to)
+
+    def wrote(self) -> None:
+        for stream in self._streams.values():
+            stream.wrote()
+
+    def heard(self, source: LogId, report: Report) -> None:
+        stream = self._streams.get(source)
+        if stream is not None and stream.header.handshake == report.header.handshake:
+            stream.reported(report.durable)

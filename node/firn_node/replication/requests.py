@@ -1,0 +1,123 @@
+"""Who waits for a group: writes for their acknowledgement, reads for a position, people for a switchover.
+
+Invariants: every wait ends exactly once; writes of one turn of the event loop that ask for the same share a ticket,
+and so an answer: they are written, synced and replicated together.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from firn.errors import FirnError, Timeout, Unavailable
+from firn.types import Position
+from firn_node.replication.events import Written
+from firn_node.replication.record import LogId
+from firn_node.replication.state import OpenWrite
+
+Wait = asyncio.Future[None]
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What was appended in this turn of the event loop: the log's end, and by what is asked for, end and wait."""
+
+    end: int = 0
+    writes: dict[tuple[int, bool], tuple[int, Wait]] = field(default_factory=dict)
+
+
+class Requests:
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._turn: _Turn | None = None
+        self._tickets: dict[int, Wait] = {}
+        self._newest_ticket = 0
+        self._reads: list[tuple[int, Wait]] = []
+        self._switchover: tuple[LogId, Wait] | None = None
+
+    # Writes.
+
+    @property
+    def has_turn(self) -> bool:
+        return self._turn is not None
+
+    def write(self, end: int, *, min_in_sync: int, is_interval: bool) -> Wait:
+        """Done once the append that ended at ``end`` may be acknowledged; one waiter may go without the others."""
+        turn = self._turn = self._turn or _Turn()
+        turn.end = end
+        key = (min_in_sync, is_interval)
+        _, wait = turn.writes.get(key) or (0, self._loop.create_future())
+        turn.writes[key] = end, wait
+        return asyncio.shield(wait)
+
+    def take_turn(self) -> Written | None:
+        """What was appended since this was last asked, as one event; None: nothing."""
+        turn, self._turn = self._turn, None
+        if turn is None:
+            return None
+        writes = []
+        for (min_in_sync, is_interval), (end, wait) in turn.writes.items():
+            self._newest_ticket += 1
+            self._tickets[self._newest_ticket] = wait
+            writes.append(OpenWrite(self._newest_ticket, Position(end), min_in_sync, is_interval))
+        return Written(Position(turn.end), (), tuple(writes))
+
+    def acknowledge(self, tickets: Iterable[int]) -> None:
+        for ticket in tickets:
+            _finish(self._tickets.pop(ticket, None))
+
+    def time_out(self, reason: str, tickets: Iterable[int] | None = None) -> None:
+        """The outcome of these writes, or of all, is unknown."""
+        error = Timeout(f"the outcome is unknown: {reason}; ask again with the same sequence")
+        for ticket in list(self._tickets if tickets is None else tickets):
+            _refuse(self._tickets.pop(ticket, None), error)
+
+    # Reads.
+
+    def wait_for(self, position: int) -> Wait:
+        """Done once ``position`` is dispatched."""
+        wait: Wait = self._loop.create_future()
+        self._reads.append((position, wait))
+        return wait
+
+    def dispatched(self, position: int) -> None:
+        if self._reads:
+            done = [wait for wanted, wait in self._reads if wanted <= position]
+            self._reads = [read for read in self._reads if read[0] > position]
+            for wait in done:
+                _finish(wait)
+
+    def refuse_reads(self, error: FirnError) -> None:
+        waiting, self._reads = self._reads, []
+        for _, wait in waiting:
+            _refuse(wait, error)
+
+    # A switchover.
+
+    def begin_switchover(self, to: LogId) -> Wait:
+        """Done once ``to`` is master. *Errors*: Unavailable while another one is under way."""
+        if self._switchover is not None:
+            raise Unavailable(f"a switchover to {self._switchover[0]} is under way")
+        self._switchover = to, self._loop.create_future()
+        return self._switchover[1]
+
+    def note_master(self, log_id: LogId | None) -> None:
+        if self._switchover is not None and self._switchover[0] == log_id:
+            _finish(self._switchover[1])
+            self._switchover = None
+
+    def refuse_switchover(self, reason: str) -> bool:
+        """Whether someone was waiting for one."""
+        waiting, self._switchover = self._switchover, None
+        _refuse(waiting and waiting[1], Unavailable(reason))
+        return waiting is not None
+
+
+def _finish(wait: Wait | None) -> None:
+    if wait is not None and not wait.done():
+        wait.set_result(None)
+
+
+def _refuse(wait: Wait | None, error: FirnError) -> None:
+    if wait is not None and not wait.done():
+        wait.set_exception(error)
+        wait.exception()  # nobody need be waiting any more
