@@ -140,9 +140,9 @@ class GroupDriver:
         try:
             while self._events and self.failed is None:
                 self._step(*self._events.popleft())
-        except InvariantBroken as error:
-            log.exception("replication")
-            self.fail(error.message, is_bug=True)
+        except Exception as error:  # the boundary of the core: what it did not foresee is a bug
+            log.exception("group %s", self.me.group_id)
+            self.fail(error.message if isinstance(error, FirnError) else repr(error), is_bug=True)
         finally:
             self._is_stepping = False
 

@@ -14,7 +14,7 @@ from ssl import SSLContext
 from typing import Protocol
 
 from firn.batch import Buffer
-from firn.errors import Invalid, Unavailable
+from firn.errors import FirnError, Invalid, Unavailable
 from firn.websocket import CloseCode, Handshake, Opcode, WebSocket, handshake
 from firn_node.clock import Randomness
 from firn_node.replication.doors.codec import MESSAGE_BYTES_MAX, Arrived, Assembler, encode
@@ -141,7 +141,7 @@ class _Dialled(asyncio.Protocol):
         else:
             try:
                 rest = self._handshake.feed(data)
-            except Unavailable as error:
+            except FirnError as error:  # what the peer answered
                 self._greeted.set_exception(error)
                 return
             if rest is not None:
@@ -171,7 +171,7 @@ class _Dialled(asyncio.Protocol):
         self._room.set()
 
     async def greeted(self) -> None:
-        """Return once the peer has agreed. *Errors*: Unavailable."""
+        """Return once the peer has agreed. *Errors*: what it answered; Unavailable."""
         await self._greeted
 
     @property
@@ -188,7 +188,7 @@ async def dial(
     address: str, target: str, *, headers: Mapping[str, str], ssl: SSLContext | None, timeout: float,
     randomness: Randomness, take: Callable[[Arrived], None], ended: Callable[[Connection, str], None],
 ) -> Connection:  # fmt: skip
-    """An open connection to the replica at ``address``. *Errors*: Unavailable says why there is none."""
+    """An open connection to the replica at ``address``. *Errors*: Unavailable, or what the replica answered."""
     host, _, port = address.rpartition(":")
     key = base64.b64encode(randomness.bytes(16)).decode()
     loop = asyncio.get_running_loop()

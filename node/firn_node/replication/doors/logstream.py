@@ -1,7 +1,7 @@
 """The log on its way to one standby: read in pieces from a position, following the written end, pipelined.
 
 Frames are of whole batches, up to 1 MiB or one larger batch. They leave without waiting for answers, up to
-``WINDOW_BYTES`` past what the standby has reported durable: that bounds what it has to sync, and keeps a link of
+64 MiB past what the standby has reported durable: that bounds what it has to sync, and keeps a link of
 100 ms and 1 Gbit/s full (12.5 MB under way, and as much being synced). What was written lately is in the page cache
 and read at once; what is older is read in a thread, because a disk may have to be waited for.
 
@@ -12,6 +12,7 @@ that ``pread`` returns are those that the transport writes.
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from firn.errors import Corrupt, OffsetExpired
 from firn.types import Position
@@ -23,8 +24,17 @@ from firn_node.replication.record import LogId
 
 log = logging.getLogger("firn.replication")
 
-WINDOW_BYTES = 64 << 20
-_HOT_BYTES = 16 << 20  # the newest bytes of the log are in the page cache
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """``piece``: of the log in one frame. ``window``: sent and not reported durable. ``hot``: read without a thread."""
+
+    piece: int = PIECE_BYTES
+    window: int = 64 << 20
+    hot: int = 16 << 20
+
+
+SIZES = Sizes()
 
 
 class LogStream:
@@ -32,7 +42,7 @@ class LogStream:
 
     def __init__(
         self, commit_log: CommitLog, connection: Connection, header: Header, start: Position, *,
-        history: Callable[[], History], damaged: Callable[[str], None],
+        history: Callable[[], History], damaged: Callable[[str], None], sizes: Sizes = SIZES,
     ) -> None:  # fmt: skip
         self.header = header
         self.next = start
@@ -40,6 +50,7 @@ class LogStream:
         self._connection = connection
         self._history = history
         self._damaged = damaged
+        self._sizes = sizes
         self._durable = start
         self._hold = commit_log.hold(start)
         self._stirred = asyncio.Event()
@@ -64,7 +75,7 @@ class LogStream:
         try:
             while True:
                 self._stirred.clear()
-                while self.next < self._log.written_end and self.next - self._durable < WINDOW_BYTES:
+                while self.next < self._log.written_end and self.next - self._durable < self._sizes.window:
                     await self._send(*await self._read())
                 await self._stirred.wait()
         except ConnectionError:
@@ -78,13 +89,13 @@ class LogStream:
 
     async def _read(self) -> tuple[Position, bytes]:
         end = self._log.written_end
-        if end - self.next <= _HOT_BYTES:
+        if end - self.next <= self._sizes.hot:
             return self._next_batches(end)
         return await asyncio.to_thread(self._next_batches, end)
 
     def _next_batches(self, end: int) -> tuple[Position, bytes]:
         """Whole batches at the next position, and where they end. *Errors*: Corrupt, OffsetExpired."""
-        for position, data in self._log.scan(self.next, end, chunk=PIECE_BYTES):
+        for position, data in self._log.scan(self.next, end, chunk=self._sizes.piece):
             return Position(position + len(data)), data
         raise Corrupt(f"commit log at position {self.next}: expected batches up to {end}", position=self.next)
 

@@ -18,7 +18,7 @@ from ssl import SSLContext
 from typing import Any
 from urllib.parse import urlencode
 
-from firn.errors import Forbidden, Invalid, NotMaster, Unavailable
+from firn.errors import FirnError, Forbidden, Invalid, NotMaster, Unavailable
 from firn_node.clock import Randomness
 from firn_node.replication.doors.codec import VERSION, Arrived
 from firn_node.replication.doors.connection import WAITING_MAX, Connection, Flow, dial
@@ -186,7 +186,7 @@ class _Link:
             await self._something.wait()
             try:
                 connection = await self._peers._dial(self._to, self._ended)
-            except Unavailable as error:
+            except FirnError as error:
                 failures += 1
                 self._fail(error.message)
                 if failures == 1:
