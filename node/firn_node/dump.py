@@ -11,9 +11,10 @@ from firn_node.compaction import manifest, mask
 from firn_node.compaction.segment import FOOTER_BYTES
 from firn_node.disk import Disk, RealDisk, read_file
 from firn_node.log.segment import SUMMARY_MAGIC
-from firn_node.offline import compacted, keyfiles, logfiles
+from firn_node.offline import compacted, groupfiles, keyfiles, logfiles
 from firn_node.offline.batches import batch_items, note_damage, walk
 from firn_node.offline.report import FileReport
+from firn_node.replication.doors import epochfile, groupfile
 
 
 def read_any(disk: Disk, path: str, *, with_records: bool = False) -> FileReport:
@@ -40,6 +41,10 @@ def read_any(disk: Disk, path: str, *, with_records: bool = False) -> FileReport
         return compacted.inspect_mask(disk, path)[0]
     if name == "identity":
         return _identity(disk, path)
+    if name == groupfile.NAME:
+        return groupfiles.inspect_group_file(disk, path)
+    if name == epochfile.NAME:
+        return groupfiles.inspect_epoch_file(disk, path)
     if _has_footer(disk, path):
         return compacted.inspect_segment(disk, path, with_records=with_records)
     return _batches(disk, path, with_records=with_records)

@@ -16,8 +16,13 @@ from firn_sim.disk import SimDisk
 from firn.batch import header_crc
 from firn.errors import Corrupt, Invalid
 from firn.types import Epoch, Position
+from firn_node.clock import RealRandomness
+from firn_node.disk import RealDisk
+from firn_node.dump import read_any
+from firn_node.engine.identity import load_identity
 from firn_node.filecache import FileCache
 from firn_node.log import CommitLog
+from firn_node.offline.audit import audit_folder
 from firn_node.replication.doors import epochfile, groupfile
 from firn_node.replication.doors.epochfile import EpochFile, read_on
 from firn_node.replication.doors.groupfile import GroupFile, Stored
@@ -114,6 +119,25 @@ def test_another_group_s_folder_is_refused_by_name() -> None:
     GroupFile(disk, "/d", GROUP).store(META)
     with pytest.raises(Invalid, match="belongs to group orders-0, not to orders-1"):
         GroupFile(disk, "/d", GroupId("orders-1")).load()
+
+
+def test_dump_and_verify_read_the_group_s_files_and_find_damage(tmp_path: Path) -> None:
+    disk = RealDisk(tmp_path)
+    log = CommitLog.open(disk, FileCache(disk, 4), f"{tmp_path}/log", segment_bytes=4096, verify_from=0)
+    log.close()
+    load_identity(disk, str(tmp_path), RealRandomness())
+    GroupFile(disk, str(tmp_path), GROUP).store(META)
+    EpochFile(disk, str(tmp_path)).store(history((1, 4096), (3, 70_000)), Position(80_000))
+    facts = read_any(disk, f"{tmp_path}/group").facts
+    assert (facts["group_id"], facts["epoch"], facts["record_version"]) == (GROUP, 7, 42)
+    assert read_any(disk, f"{tmp_path}/epochs").facts == {"upto": 80_000, "epochs": {"1": 4096, "3": 70_000}}
+    assert audit_folder(str(tmp_path)).damages == []
+    for name in ("group", "epochs"):
+        path = tmp_path / name
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    found = audit_folder(str(tmp_path))
+    assert [damage.file for damage in found.damages] == [f"{tmp_path}/group"]
+    assert any("epochs off all batch headers" in note for note in found.notes)
 
 
 # The epoch history.

@@ -30,10 +30,11 @@ from firn_node.compaction.manifest import FILE_NAME, CleanSegment, DirtySegment,
 from firn_node.compaction.segment import Layout
 from firn_node.disk import Disk, RealDisk
 from firn_node.log.headpage import HEAD_BYTES
-from firn_node.offline import compacted, logfiles
+from firn_node.offline import compacted, groupfiles, logfiles
 from firn_node.offline.batches import Located
 from firn_node.offline.keymaps import KeyMap, check_key_rows, compare_maps
 from firn_node.offline.report import Damage, FileReport, damage_of
+from firn_node.replication.doors import epochfile, groupfile
 
 Partition = tuple[int, int]
 
@@ -95,6 +96,7 @@ def audit_folder(folder: str, disk: Disk | None = None) -> Audit:
     if not os.path.isdir(os.path.join(folder, "log")):
         raise Invalid(f"{folder} is not the data folder of a broker: it has no folder log; check --data")
     _identity(audit)
+    _group_files(audit)
     _commit_log(audit)
     for path in _partition_folders(audit):
         _partition(audit, path)
@@ -121,6 +123,17 @@ def _identity(audit: Audit) -> None:
         audit.damages.append(damage_of(error, file=path, position=0))
     except (ValueError, KeyError, TypeError) as error:
         audit.damaged(path, f"the identity cannot be read: {error}")
+
+
+def _group_files(audit: Audit) -> None:
+    """A single broker's folder has none of them."""
+    for name, inspect in (
+        (groupfile.NAME, groupfiles.inspect_group_file),
+        (epochfile.NAME, groupfiles.inspect_epoch_file),
+    ):
+        path = os.path.join(audit.folder, name)
+        if audit.disk.exists(path):
+            audit.take(inspect(audit.disk, path))
 
 
 def _commit_log(audit: Audit) -> None:
