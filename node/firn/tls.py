@@ -2,7 +2,8 @@
 
 Where each comes from: the argument, else the environment: ``$FIRN_TLS_CA``, ``$FIRN_TLS_CERT``, ``$FIRN_TLS_KEY``,
 ``$FIRN_TOKEN`` or, a file that holds it, ``$FIRN_TOKEN_FILE``. TLS is spoken as soon as a CA or a certificate is
-given; the CA ``system`` stands for those that the machine trusts. A token leaves the machine over TLS alone.
+given; the CA ``system`` stands for those that the machine trusts. A token leaves the machine over TLS alone. Files
+that are replaced count from the next connection on.
 """
 
 import ipaddress
@@ -32,13 +33,11 @@ class Credentials:
     tls_cert: str | None = None  # the own certificate, where brokers ask for one
     tls_key: str | None = None
     token: str | None = field(default=None, repr=False)
+    token_file: str | None = None  # where ``token`` came from, if from a file
 
     @property
     def uses_tls(self) -> bool:
         return self.tls_ca is not None or self.tls_cert is not None
-
-    def headers(self) -> dict[str, str]:
-        return {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
 
     @property
     def hint(self) -> str:
@@ -69,19 +68,24 @@ def find_credentials(
     """
     given = os.environ if environment is None else environment
     if token is None:
-        token_file = token_file or (None if given.get("FIRN_TOKEN") else given.get("FIRN_TOKEN_FILE"))
+        token_file = token_file or (None if given.get("FIRN_TOKEN") else given.get("FIRN_TOKEN_FILE")) or None
         token = _read_token(token_file) if token_file else given.get("FIRN_TOKEN")
     found = Credentials(
         tls_ca or given.get("FIRN_TLS_CA") or None,
         tls_cert or given.get("FIRN_TLS_CERT") or None,
         tls_key or given.get("FIRN_TLS_KEY") or None,
         token or None,
+        token_file,
     )
     if (found.tls_cert is None) != (found.tls_key is None):
         raise Invalid("a certificate and its key belong together: give both tls_cert and tls_key, or none")
-    if found.token is not None and not (found.token.isascii() and found.token.isprintable()):
+    if found.token is not None and not _is_token(found.token):
         raise Invalid("the token holds characters that no token has; is its file the right one?")
     return found
+
+
+def _is_token(text: str) -> bool:
+    return bool(text) and text.isascii() and text.isprintable()
 
 
 def _read_token(path: str) -> str:
@@ -89,33 +93,52 @@ def _read_token(path: str) -> str:
         return file.read(4096).strip()
 
 
-class ClientTls:
-    """The context of new connections, made anew when one of the files has changed; open connections live on."""
+class ClientProof:
+    """What new connections show, made anew when one of the files has changed.
+
+    While files are half replaced it is what it was.
+    """
 
     def __init__(self, credentials: Credentials) -> None:
-        self._credentials = credentials
+        self.credentials = credentials
         self._stamps: tuple[object, ...] | None = None
         self._context: ssl.SSLContext | None = None
+        self._token = credentials.token
+        self._token_stamp = file_stamp(credentials.token_file)
 
     def context(self) -> ssl.SSLContext | None:
-        """None without TLS. While the files are half replaced the context is the last good one.
-
-        Errors: Invalid when there was no good one yet, naming the file.
-        """
-        if not self._credentials.uses_tls:
+        """None without TLS. *Errors*: Invalid when there was no good one yet, naming the file."""
+        given = self.credentials
+        if not given.uses_tls:
             return None
-        stamps = tuple(
-            file_stamp(path)
-            for path in (self._credentials.tls_ca, self._credentials.tls_cert, self._credentials.tls_key)
-        )
+        stamps = tuple(file_stamp(path) for path in (given.tls_ca, given.tls_cert, given.tls_key))
         if stamps != self._stamps:
             try:
-                self._context = client_context(self._credentials)
+                self._context = client_context(given)
                 self._stamps = stamps
             except Invalid:
                 if self._context is None:
                     raise
         return self._context
+
+    def headers(self) -> dict[str, str]:
+        path = self.credentials.token_file
+        if path is not None and (stamp := file_stamp(path)) != self._token_stamp:
+            try:
+                found = _read_token(path)
+            except OSError:
+                found = ""
+            if _is_token(found):
+                self._token, self._token_stamp = found, stamp
+        return {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+
+    @property
+    def may_change(self) -> bool:
+        return self.credentials.uses_tls or self.credentials.token_file is not None
+
+    def shown(self) -> tuple[object, object]:
+        """Equal to an earlier one as long as nothing has changed. *Errors*: as ``context``."""
+        return self.context(), self.headers()
 
 
 def client_context(credentials: Credentials) -> ssl.SSLContext:

@@ -349,6 +349,8 @@ def test_credentials_come_from_arguments_then_from_the_environment(tmp_path: Pat
     assert find_credentials(token_file=str(tmp_path / "token"), environment=environment).token == "from-file"
     del environment["FIRN_TOKEN"]
     assert find_credentials(environment=environment).token == "from-file"
+    environment["FIRN_TOKEN_FILE"] = ""
+    assert find_credentials(environment=environment).token is None
 
 
 def test_a_certificate_without_its_key_is_refused() -> None:

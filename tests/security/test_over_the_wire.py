@@ -13,9 +13,9 @@ import aiohttp
 import pytest
 from security_kit import Asking, SetClock, Site, guarded, now, revocation_list
 
-from firn.client import Client
+from firn.client import Client, transport
 from firn.errors import Forbidden, Invalid, Unauthorized, Unavailable
-from firn.tls import ClientTls, Credentials
+from firn.tls import ClientProof, Credentials
 from firn.topicspec import parse_spec
 from firn.types import Epoch
 from firn.values import pack_keys
@@ -376,7 +376,7 @@ def test_nodes_reach_one_another_with_the_certificates_they_serve_with(site: Sit
         async with guarded(site, sides[LogId("a")]) as one, guarded(site, sides[LogId("b")]) as other:
             addresses = {LogId("a"): one.address, LogId("b"): other.address}
             for own, server in ((LogId("a"), one), (LogId("b"), other)):
-                tls = ClientTls(site.settings.as_client()).context
+                tls = ClientProof(site.settings.as_client()).context
                 server.context.peers = Peers(
                     GroupId("0"), own, receive=lambda source, found: received.append((source, found.message)),
                     lost=lambda _: None, address_of=addresses.get, randomness=RealRandomness(),
@@ -536,51 +536,62 @@ def test_a_fetch_that_goes_on_ends_when_the_certificate_is_revoked(site: Site) -
     run(main)
 
 
-def test_certificates_and_tokens_change_under_load_without_a_failed_request(site: Site) -> None:
+def test_certificates_and_tokens_change_under_load_without_a_failed_request(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Everything turns over: CA old and new side by side, the broker's certificate, the clients', the tokens."""
+    monkeypatch.setattr(transport, "CREDENTIALS_POLL_S", 0.02)
 
     async def main() -> None:
-        broker = await stand_in()
         found = site.client("reader")
-        async with guarded(site, broker) as server:
-            trust, done, ends = server.context.guard.files, 0, asyncio.Event()
+        token_file = site.write("token", b"s\n")
+        async with guarded(site, await stand_in()) as server:
+            trust, ends = server.context.guard.files, asyncio.Event()
+            done = [0, 0]
 
-            async def load(**credentials: str) -> None:
-                nonlocal done
+            async def load(at: int, **credentials: Any) -> None:
                 async with Client(server.address, timeout=10, **credentials) as client:
+                    reading = asyncio.create_task(follow(client))
                     while not ends.is_set():
-                        await client._transport.request("GET", "/v1/topics/flights")
+                        await client.describe("flights")
                         await client.get("flights", b"k")
-                        done += 1
-                        if done % 10 == 0:  # new connections, too
-                            await client._transport._stream.close()
-                            await client._transport.session.connector.close()
-                            client._transport._session = None
+                        done[at] += 1
+                    assert not reading.done(), reading
+                    reading.cancel()
+                    await asyncio.gather(reading, return_exceptions=True)
+
+            async def follow(client: Client) -> None:
+                async for _ in client.reader("flights"):
+                    pass
 
             async def until_served() -> None:
-                before = done
-                while done < before + 30:
+                before = list(done)
+                while min(now - then for now, then in zip(done, before, strict=True)) < 20:
                     await asyncio.sleep(0.01)
+                await asyncio.sleep(0.05)  # clients have looked at their files
 
             certificate = {"tls_ca": found.tls_ca, "tls_cert": found.tls_cert, "tls_key": found.tls_key}
             loads = [
-                asyncio.create_task(load(**certificate)),
-                asyncio.create_task(load(tls_ca=site.path("ca.crt"), token="s")),
+                asyncio.create_task(load(0, **certificate)),
+                asyncio.create_task(load(1, tls_ca=site.path("ca.crt"), token_file=token_file)),
             ]
             await until_served()
             old, new = site.ca, make_ca("cluster", now())
+            site.tokens["s2"] = "principal: spark-run-8"
             for step in (
                 lambda: site.write("ca.crt", new.certificate_pem() + old.certificate_pem()),
                 lambda: site.save("node", make_node(new, "firn-0", now())),
                 lambda: site.save("reader", make_client(new, "reader", now())),
                 site.write_tokens,
+                lambda: site.write("token", b"s2\n"),
+                lambda: site.tokens.pop("s") and site.write_tokens(),
                 lambda: site.write("ca.crt", new.certificate_pem()),
             ):
                 step()
                 trust.reload_if_changed()
                 await until_served()
             assert trust.problem is None
-            assert trust.reloads == 4  # the clients' own files are not the broker's
+            assert trust.reloads == 5  # the clients' own files are not the broker's
             ends.set()
             await asyncio.gather(*loads)
 

@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from yarl import URL
 
-from firn.tls import Credentials, client_context
+from firn.tls import ClientProof, Credentials, client_context
 from firn_node.clock import RealClock
 from firn_node.security.audit import AuditLog
 from firn_node.security.guard import Guard
@@ -138,7 +138,9 @@ class Asking:
     def __init__(self, address: str, credentials: Credentials) -> None:
         self._base = f"{'https' if credentials.uses_tls else 'http'}://{address}"
         self._tls = client_context(credentials) if credentials.uses_tls else True
-        self.session = aiohttp.ClientSession(headers=credentials.headers(), auto_decompress=False)
+        self.session = aiohttp.ClientSession(
+            headers=ClientProof(credentials).headers(), auto_decompress=False
+        )
 
     async def __call__(self, method: str, target: str, **options: Any) -> tuple[int, Any]:
         """Status and body, decoded where it is JSON."""

@@ -138,9 +138,7 @@ def connect(broker: str | None, timeout: str | None) -> "Client":
 
     Errors: typer.BadParameter when ``$FIRN_BROKER`` is no address.
     """
-    # aiohttp and ssl come with these: `firn --help` need not wait for them.
-    from firn.client import Client
-    from firn.tls import find_credentials
+    from firn.client import Client  # brings aiohttp, which `firn --help` need not wait for
 
     given = _common_options()
     address = broker or given.get("broker") or os.environ.get("FIRN_BROKER") or DEFAULT_BROKER
@@ -149,19 +147,13 @@ def connect(broker: str | None, timeout: str | None) -> "Client":
     except Invalid as error:
         raise typer.BadParameter(f"$FIRN_BROKER: {error.message}") from error
     seconds = duration_ms(timeout or given.get("timeout") or DEFAULT_TIMEOUT) / 1000
-    found = find_credentials(
+    return Client(
+        address,
+        timeout=seconds,
         tls_ca=given.get("tls_ca"),
         tls_cert=given.get("tls_cert"),
         tls_key=given.get("tls_key"),
         token_file=given.get("token_file"),
-    )
-    return Client(
-        address,
-        timeout=seconds,
-        tls_ca=found.tls_ca,
-        tls_cert=found.tls_cert,
-        tls_key=found.tls_key,
-        token=found.token,
     )
 
 

@@ -32,7 +32,8 @@ class Client:
 
     Use it as ``async with``: leaving it closes its producers (which flushes them), readers and tables.
     ``timeout``: seconds for each request, retries included. ``tls_ca``, ``tls_cert``, ``tls_key`` (PEM files) and
-    ``token`` (a bearer token): for brokers that want them; what is left out comes from the environment (``firn.tls``).
+    ``token`` (a bearer token, or ``token_file``) are for brokers that ask who is there; what is left out comes from
+    the environment (``firn.tls``).
     """
 
     def __init__(
@@ -44,13 +45,16 @@ class Client:
         tls_cert: str | None = None,
         tls_key: str | None = None,
         token: str | None = None,
+        token_file: str | None = None,
         randomness: random.Random | None = None,
     ) -> None:
         self._transport = Transport(
             brokers,
             timeout=timeout,
             randomness=randomness or random.SystemRandom(),
-            credentials=find_credentials(tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token=token),
+            credentials=find_credentials(
+                tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token=token, token_file=token_file
+            ),
         )
         self._puts = Puts(self._transport)
         self._gets = Gets(self._transport)

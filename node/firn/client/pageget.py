@@ -105,6 +105,10 @@ class PageSockets:
     def close(self) -> None:
         """Ends the idle connections; those in use end with their request."""
         self._is_closed = True
+        self.forget()
+
+    def forget(self) -> None:
+        """Ends the idle connections."""
         for idle in self._idle.values():
             for connection in idle:
                 connection.close()

@@ -22,7 +22,7 @@ from firn.client.addresses import Addresses
 from firn.client.pageget import CannotConnect, PageSockets
 from firn.client.stream import Stream, address_in
 from firn.errors import FirnError, InvariantBroken, Timeout, Unavailable, from_document
-from firn.tls import ClientTls, Credentials, refusal_of
+from firn.tls import ClientProof, Credentials, refusal_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -30,6 +30,7 @@ T = TypeVar("T")
 BACK_OFF_S = 0.05
 BACK_OFF_MAX_S = 1.0
 CONNECT_TIMEOUT_S = 5.0
+CREDENTIALS_POLL_S = 5.0  # how often files of credentials are looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,11 @@ class Transport:
         self.timeout = timeout
         self.randomness = randomness
         self._credentials = credentials
-        self._tls = ClientTls(credentials)
+        self._proof = ClientProof(credentials)
+        self._watching: asyncio.Task[None] | None = None
         self._scheme = "https" if credentials.uses_tls else "http"
-        self._headers = credentials.headers()
         self._session: aiohttp.ClientSession | None = None
-        self._pages = PageSockets(self._headers, connect_seconds=CONNECT_TIMEOUT_S, tls=self._tls.context)
+        self._pages = PageSockets({}, connect_seconds=CONNECT_TIMEOUT_S, tls=self._proof.context)
         self._stream: Stream | None = None
         self._connecting = asyncio.Lock()
         self._is_closed = False
@@ -87,7 +88,7 @@ class Transport:
         self._check_open()
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=256), headers=self._headers, auto_decompress=False,
+                connector=aiohttp.TCPConnector(limit=256), auto_decompress=False,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
             )  # fmt: skip
         return self._session
@@ -117,6 +118,7 @@ class Transport:
                     return self._stream
                 stale, self._stream = self._stream, None
                 await stale.close()
+            self._watch_credentials()
             last: FirnError = Unavailable("no broker address")
             for address in self.addresses.in_turn():
                 try:
@@ -124,8 +126,8 @@ class Transport:
                         address,
                         timeout=min(self.timeout, CONNECT_TIMEOUT_S),
                         client=f"firn/{__version__}",
-                        headers=self._headers,
-                        tls=self._tls.context(),
+                        headers=self._proof.headers(),
+                        tls=self._proof.context(),
                         hint=self._credentials.hint,
                     )
                     self.addresses.prefer(address)
@@ -134,6 +136,26 @@ class Transport:
                     last = error
                     self.addresses.put_last(address)
             raise last
+
+    def _watch_credentials(self) -> None:
+        """Have connections made anew when what they have shown was replaced: it may not count for long.
+
+        Errors: Invalid for files that never were any good.
+        """
+        if self._watching is None and self._proof.may_change:
+            shown = self._proof.shown()
+            self._watching = asyncio.create_task(self._renew_connections(shown), name="firn credentials")
+
+    async def _renew_connections(self, shown: object) -> None:
+        while True:
+            await asyncio.sleep(CREDENTIALS_POLL_S)
+            if (now := self._proof.shown()) == shown:
+                continue
+            shown = now
+            self._pages.forget()
+            stale, self._stream = self._stream, None
+            if stale is not None:
+                await stale.close()  # what is open on it is asked again
 
     async def follow(self, error: FirnError) -> None:
         """Learn from an error: go to the master that it names."""
@@ -215,7 +237,8 @@ class Transport:
             raise Unavailable("this client is closed")
 
         async def ask(at: str) -> Answer:
-            found = await self._pages.get(at, target, headers)
+            self._watch_credentials()
+            found = await self._pages.get(at, target, {**self._proof.headers(), **headers})
             return _checked(Answer(found.status, found.headers, found.body), f"GET {target}")
 
         async def attempt() -> Answer:
@@ -260,13 +283,18 @@ class Transport:
     ) -> Answer:
         extra = {"Content-Type": "application/json", **headers} if data is not None else dict(headers)
         url = URL(f"{self._scheme}://{address}{target}", encoded=True)
-        tls = self._tls.context() or True  # True: aiohttp's own, which http does not use
+        self._watch_credentials()
+        extra |= self._proof.headers()
+        tls = self._proof.context() or True  # True: aiohttp's own, which http does not use
         async with self.session.request(method, url, data=data, headers=extra, ssl=tls) as response:
             answer = Answer(response.status, response.headers, await response.read())
         return _checked(answer, f"{method} {target}")
 
     async def close(self) -> None:
         self._is_closed = True
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
         self._pages.close()
         if self._stream is not None:
             await self._stream.close()
