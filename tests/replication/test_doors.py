@@ -334,6 +334,33 @@ def test_a_sync_that_overlaps_a_cut_is_told_again_with_the_new_count() -> None:
     run(story())
 
 
+def test_a_sync_from_before_the_log_was_moved_is_not_told() -> None:
+    async def story() -> None:
+        disk = SimDisk(1)
+        log = opened(disk)
+        log.append([sized(500, 0)])
+        told: list[Any] = []
+        begun, go_on = threading.Event(), threading.Event()
+
+        def delay(kind: str, path: str) -> None:
+            if kind == "sync":
+                begun.set()
+                assert go_on.wait(10)
+
+        disk.delay = delay
+        syncer = Syncer(log, cuts=lambda: 0, durable=lambda *found: told.append(found), failed=told.append)
+        syncer.request()
+        await until(begun.is_set)
+        log.append([sized(500, 1)])
+        syncer.void()
+        go_on.set()
+        await until(lambda: told)
+        assert told == [(log.written_end, 0)]  # by the sync after it alone
+        await syncer.stop()
+
+    run(story())
+
+
 def test_a_failed_sync_is_told_once_and_nothing_after_it() -> None:
     async def story() -> None:
         disk = SimDisk(1)

@@ -215,6 +215,24 @@ def test_a_history_that_was_cut_does_not_come_back_after_other_epochs_took_its_p
     assert EpochFile(disk, "/d").load(open_log(disk)) == (*expected[:2], *history((7, cut)))
 
 
+def test_a_log_that_ends_before_what_was_durable_once_is_damage() -> None:
+    disk = SimDisk(1)
+    log = open_log(disk)
+    known = write_epochs(log, 1)
+    EpochFile(disk, "/d").store(known, Position(log.written_end + 8))
+    with pytest.raises(Corrupt, match="was durable up to position"):
+        EpochFile(disk, "/d").load(log)
+
+
+def test_the_newest_epochs_are_kept_when_there_are_too_many() -> None:
+    disk = SimDisk(1)
+    log = open_log(disk)
+    known = write_epochs(log, 9_000)
+    many = (*history(*((epoch, epoch - 1) for epoch in range(1, 4097))), *known)
+    EpochFile(disk, "/d").store(many, Position(log.written_end))
+    assert EpochFile(disk, "/d").load(log) == many[1:]
+
+
 def test_epochs_that_go_back_are_damage() -> None:
     log = open_log(SimDisk(1))
     log.append([of_epoch(4, 300, 0), of_epoch(4, 300, 1), of_epoch(3, 300, 2)])
@@ -268,6 +286,14 @@ def test_after_another_boot_only_a_clean_stop_keeps_a_node_clean(
     startup = opened(disk, log, boot_id="boot-2", has_interval=True).startup
     assert not startup.old_process_is_dead  # the volume may have moved, and its process lives elsewhere
     assert RULES.starts_unclean(startup) == is_unclean
+
+
+def test_an_epoch_history_without_its_group_file_is_refused() -> None:
+    disk = SimDisk(1)
+    log = open_log(disk)
+    EpochFile(disk, "/d").store(history((1, 4096)), Position(4096))
+    with pytest.raises(Corrupt, match="/d/group: expected what this folder promised"):
+        opened(disk, log)
 
 
 def test_a_log_without_its_group_file_is_refused() -> None:

@@ -420,6 +420,7 @@ class GroupDriver:
     def _begin_log(self, action: ev.BeginLog) -> None:
         try:
             self._log_door.begin(action.start)
+            self._syncer.void()
         except OSError as error:
             self.fail(f"the log could not begin at {action.start}: {error}")
             return

@@ -13,6 +13,7 @@ import logging
 import msgpack
 
 from firn.crc import crc32c
+from firn.errors import Corrupt
 from firn.types import Epoch, Position
 from firn_node.disk import Disk, read_file, replace_file
 from firn_node.log import CommitLog
@@ -21,6 +22,9 @@ from firn_node.replication.messages import EpochStart, History
 
 VERSION = 1
 NAME = "epochs"
+KEPT = (
+    4096  # epochs: older ones are forgotten at the next start, so that a history always fits into a message
+)
 
 log = logging.getLogger("firn.replication")
 
@@ -52,7 +56,10 @@ class EpochFile:
         self.upto = Position(0)  # what lies before may be removed from the log: its epochs are remembered
 
     def load(self, commit_log: CommitLog) -> History:
-        """All epochs of the log, and of what it held once. *Errors*: Corrupt for epochs that go back."""
+        """The epochs of the log, and of what it held once, the newest ``KEPT``.
+
+        *Errors*: Corrupt for epochs that go back, and for a log that ends before what was durable once.
+        """
         try:
             found = parse(read_file(self._disk, self.path))
         except FileNotFoundError:
@@ -61,7 +68,12 @@ class EpochFile:
             if found is None:
                 log.warning("%s cannot be read: the epochs are read off all batch headers", self.path)
         history, self.upto = found or ((), Position(0))
-        return read_on(commit_log, history, self.upto)
+        if self.upto > commit_log.written_end:
+            raise Corrupt(
+                f"{self.path}: the log was durable up to position {self.upto}, it ends at {commit_log.written_end}",
+                position=commit_log.written_end,
+            )
+        return read_on(commit_log, history, self.upto)[-KEPT:]
 
     def store(self, history: History, upto: Position) -> None:
         """*Effects*: durable on return; a crash leaves the old or the new one."""

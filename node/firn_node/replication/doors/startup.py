@@ -45,10 +45,10 @@ def open_folder(
     """
     group_file, epoch_file = GroupFile(disk, folder, group_id), EpochFile(disk, folder)
     stored = group_file.load()
-    if stored is None and log.written_end > log.start:
+    if stored is None and (log.written_end > log.start or disk.exists(epoch_file.path)):
         raise Corrupt(
-            f"{group_file.path}: expected what this folder promised to its group, found no file beside a log with "
-            "batches; it is a single broker's folder, or the file was lost",
+            f"{group_file.path}: expected what this folder promised to its group, found no file beside a log that was "
+            "used; it is a single broker's folder, or the file was lost",
             file=group_file.path,
         )
     meta = stored.meta if stored is not None else Meta()

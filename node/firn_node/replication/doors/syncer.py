@@ -28,6 +28,7 @@ class Syncer:
         self._loop = asyncio.get_running_loop()
         self._wanted = threading.Event()
         self._is_busy = False
+        self._era = 0
         self._is_stopping = False
         self._thread = threading.Thread(target=self._run, name="firn-replica-sync", daemon=True)
         self._thread.start()
@@ -36,6 +37,10 @@ class Syncer:
         """Sync what is written now; durable is told when it is."""
         if self._log.durable_end < self._log.written_end:
             self._begin()
+
+    def void(self) -> None:
+        """Positions have another meaning from here on, the log having been moved: what is under way proves nothing."""
+        self._era += 1
 
     def _begin(self) -> None:
         if not self._is_busy:
@@ -54,7 +59,7 @@ class Syncer:
             self._wanted.clear()
             if self._is_stopping:
                 return
-            cuts = self._cuts()
+            era, cuts = self._era, self._cuts()
             try:
                 end = self._log.sync()
             except (
@@ -63,7 +68,7 @@ class Syncer:
                 log.exception("sync of the commit log")
                 self._tell(self._failed, f"fsync failed: {error}; the page cache cannot be trusted")
                 return
-            self._tell(self._synced, Position(end), cuts)
+            self._tell(self._synced, Position(end), cuts, era)
 
     def _tell(self, callback: Callable[..., None], *values: object) -> None:
         try:
@@ -71,10 +76,11 @@ class Syncer:
         except RuntimeError:  # the loop has closed: nobody is left to tell
             self._is_stopping = True
 
-    def _synced(self, end: Position, cuts: int) -> None:
+    def _synced(self, end: Position, cuts: int, era: int) -> None:
         self._is_busy = False
-        self._durable(end, cuts)
-        if cuts != self._cuts():
+        if era == self._era:
+            self._durable(end, cuts)
+        if era != self._era or cuts != self._cuts():
             self._begin()  # what this one covered, if it came after the cut, has to be told
         else:
             self.request()
