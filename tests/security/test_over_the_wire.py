@@ -26,7 +26,7 @@ from firn_node.replication.doors.peers import PATH, Dialling, Peers
 from firn_node.replication.messages import Header, Leave
 from firn_node.replication.record import GroupId, LogId
 from firn_node.security.localca import make_ca, make_client, make_node
-from firn_node.server import ServerSettings
+from firn_node.server import ServerSettings, replicate
 from firn_node.server.app import ROUTER
 from firn_node.server.guarded import HEAD_BYTES_MAX
 from firn_node.settings import SecuritySettings
@@ -365,6 +365,35 @@ def test_a_node_speaks_for_its_own_logs_and_for_one_that_nobody_has(site: Site) 
                 assert caught.value.status == 403
                 _, body = await ask("GET", path)
                 assert body["message"] == "replication: the log c is of node firn-2, not of firn-1"
+
+    run(main)
+
+
+def test_a_connection_of_a_node_ends_when_its_certificate_is_revoked(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicate, "CHECK_SECONDS", 0.02)
+
+    async def main() -> None:
+        pair = make_node(site.ca, "firn-1", now())
+        peers = Peers(
+            GroupId("0"), LogId("a"), receive=lambda *_: None, lost=lambda _: None, address_of=lambda _: None,
+            randomness=RealRandomness(),
+        )  # fmt: skip
+        async with guarded(site, await stand_in()) as server:
+            server.context.peers = peers
+            path = f"{PATH}?version={VERSION}&group=0&from=b&to=a"
+            async with (
+                Asking(server.address, site.client("firn-1", pair=pair)) as ask,
+                ask.stream(path) as peer,
+            ):
+                await asyncio.sleep(0.1)
+                assert peers.status()["accepted"] == ["b"]
+                site.write("ca.crt", site.ca.certificate_pem() + revocation_list(site.ca, pair))
+                assert server.context.guard.files.reload_if_changed()
+                while peers.status()["accepted"]:
+                    await asyncio.sleep(0.01)
+                assert (await peer.socket.receive()).type is not aiohttp.WSMsgType.BINARY
 
     run(main)
 

@@ -1,17 +1,25 @@
 """``/v1/replicate``: the WebSocket that one replica of a group dials to another (``replication.doors.peers``)."""
 
+import asyncio
+import contextlib
 from collections.abc import Coroutine
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from aiohttp import web
 
-from firn.errors import Invalid, Unavailable
+from firn.errors import FirnError, Invalid, Unavailable
 from firn.websocket import accept_key
+from firn_node.replication.doors.connection import Connection
 from firn_node.replication.doors.peers import PATH, Peers
 from firn_node.security.decision import Action
 from firn_node.server.context import Context
 from firn_node.server.params import Call
 from firn_node.server.routes import Route
+
+if TYPE_CHECKING:
+    from firn_node.security.guard import Access
+
+CHECK_SECONDS = 5.0  # how often the credentials of an open connection are looked at
 
 
 class _Flow:
@@ -30,13 +38,14 @@ class _Flow:
 
 
 async def serve_peer(
-    peers: Peers, request: web.BaseRequest, *, node: str | None = None
+    peers: Peers, request: web.BaseRequest, *, access: "Access | None" = None
 ) -> web.StreamResponse:
-    """Answer a dial, and stay until its connection ends. ``node``: whose certificate was shown, if any was.
+    """Answer a dial, and stay until its connection ends, or the credentials of the ``access`` that it came with.
 
     *Errors*: NotMaster, Invalid: not meant for this folder; Forbidden: another node's log_id.
     """
-    source = peers.check_dial(request.query, node=node)
+    principal = None if access is None else access.principal()
+    source = peers.check_dial(request.query, node=None if principal is None else principal.node)
     if not web.WebSocketResponse().can_prepare(request).ok:
         raise Invalid(f"{PATH} is a WebSocket: connect with Upgrade: websocket")
     key = request.headers["Sec-WebSocket-Key"]
@@ -53,18 +62,29 @@ async def serve_peer(
     try:
         # What aiohttp's own WebSocket does: from here on it hands on what arrives, as it arrives.
         request.protocol.set_parser(cast(Any, connection.socket))
-        await connection.gone.wait()
+        await _until_over(connection, access)
     finally:
         connection.cut("the connection is over")
     return response
 
 
+async def _until_over(connection: Connection, access: "Access | None") -> None:
+    while access is not None and not connection.gone.is_set():
+        try:
+            access.check(Action.REPLICATE, what=f"GET {PATH}")
+        except FirnError as error:
+            connection.cut(error.message)
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CHECK_SECONDS):
+                await connection.gone.wait()
+    await connection.gone.wait()
+
+
 async def get_replicate(context: Context, call: Call) -> web.StreamResponse:
     if context.peers is None:
         raise Unavailable("this broker is not part of a group")
-    principal = None if call.access is None else call.access.principal()
-    node = None if principal is None else principal.node
-    return await serve_peer(context.peers, call.http, node=node)
+    return await serve_peer(context.peers, call.http, access=call.access)
 
 
 ROUTES = [Route("GET", PATH, get_replicate, Action.REPLICATE)]
