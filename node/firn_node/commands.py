@@ -134,22 +134,15 @@ def _with_local_ca(settings: "BrokerSettings") -> "BrokerSettings":
     """The settings with certificates that are made, or renewed, now."""
     from firn_node.clock import RealClock
     from firn_node.disk import RealDisk
-    from firn_node.security.localca import ensure
+    from firn_node.security.localca import ensure, secured
 
     security = settings.security
     if security.has_tls or security.tls_ca:
         raise typer.BadParameter(
             "--tls makes its own certificates: leave out --tls-cert, --tls-key and --tls-ca"
         )
-    disk = RealDisk(settings.data)
-    files = ensure(disk, f"{settings.data}/tls", [settings.node], RealClock())
-    found = replace(
-        security,
-        tls_cert=files.certificate(settings.node),
-        tls_key=files.key(settings.node),
-        tls_ca=files.ca,
-    )
-    return replace(settings, security=found)
+    files = ensure(RealDisk(settings.data), f"{settings.data}/tls", [settings.node], RealClock())
+    return replace(settings, security=secured(security, files, settings.node))
 
 
 def _how_to_connect(settings: "BrokerSettings") -> str:

@@ -20,6 +20,7 @@ from firn.errors import Invalid, Unavailable
 from firn.topicspec import TopicDocument
 from firn_node.clock import RealClock
 from firn_node.config_topics import apply_topics
+from firn_node.disk import RealDisk
 from firn_node.memory import bound_heaps, release_compiler
 from firn_node.settings import BrokerSettings
 
@@ -107,7 +108,12 @@ async def _security(
     from firn_node.security.trust import TrustFiles
 
     trust, clock = TrustFiles(security), RealClock()
-    watching = asyncio.create_task(trust.watch())
+    tasks = [asyncio.create_task(trust.watch())]
+    if security.local_ca:
+        from firn_node.security.localca import keep
+
+        disk = RealDisk(settings.data)
+        tasks.append(asyncio.create_task(keep(disk, security.local_ca, [settings.node], clock)))
     audit = None
     try:
         if not security.has_authentication:
@@ -116,8 +122,9 @@ async def _security(
         audit = AuditLog(security.audit_log or f"{settings.data}/audit.log", clock)
         yield trust, Guard(trust, clock, broker, audit)
     finally:
-        watching.cancel()
-        await asyncio.gather(watching, return_exceptions=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         if audit is not None:
             audit.close()
 

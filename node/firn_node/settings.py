@@ -26,6 +26,7 @@ class SecuritySettings:
     tls_ca: str = ""  # the cluster's own CA: nodes, administrators, clients
     tls_client_ca: str = ""  # further CAs, for clients alone
     tokens: str = ""  # bearer tokens, hashed
+    local_ca: str = ""  # folder of a CA of firn's own, that renews these files (`firn up --tls`)
     audit_log: str = ""  # with authentication; empty: `audit.log` in the data folder
 
     @property

@@ -1,5 +1,6 @@
 """Tokens, certificates, CAs and their files: what is taken, and why the rest is not."""
 
+import asyncio
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -318,6 +319,33 @@ def test_certificates_are_renewed_at_two_thirds_of_their_life_and_the_ca_beside_
     assert identity_of(second["n-0.crt"], known, clock).node == "n-0"
     clock.advance(days=365 * 2)
     assert len(parse_authorities(ensured()["ca.crt"], source="ca.crt").certificates) == 1
+
+
+def test_a_running_cluster_renews_its_certificates_by_itself(tmp_path: Path) -> None:
+    clock, disk, folder = SetClock(), RealDisk(tmp_path), str(tmp_path / "tls")
+    files = localca.ensure(disk, folder, ["n-0"], clock)
+    settings = localca.secured(SecuritySettings(), files, "n-0")
+    trust = TrustFiles(settings, poll_seconds=0.01)
+
+    async def main() -> None:
+        changed = asyncio.Event()
+        tasks = [
+            asyncio.create_task(localca.keep(disk, folder, ["n-0"], clock, check_seconds=0.01)),
+            asyncio.create_task(trust.watch(changed.set)),
+        ]
+        await asyncio.sleep(0.1)
+        assert not changed.is_set()
+        clock.advance(days=61)
+        async with asyncio.timeout(20):
+            await changed.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(main())
+    assert trust.problem is None
+    with pytest.raises(Invalid, match="its own certificates"):
+        localca.secured(settings, files, "n-0")
 
 
 def test_a_damaged_or_foreign_file_of_a_local_cluster_is_made_anew(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ Keys are readable by their owner alone. ``ensure`` renews what has lived two thi
 CA, ``ca.crt`` keeps the old one beside the new one until that has expired, so that certificates of both are taken.
 """
 
+import asyncio
 import ipaddress
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
@@ -25,9 +26,11 @@ from firn.errors import Invalid
 from firn_node.clock import Clock
 from firn_node.disk import Disk, read_file, replace_file
 from firn_node.security.certificates import ADMIN_ORGANISATION, NODE_URI, parse_authorities
+from firn_node.settings import SecuritySettings
 
 CA_DAYS = 365
 CERTIFICATE_DAYS = 90
+CHECK_SECONDS = 3600.0  # how often a running cluster looks whether a renewal is due
 ADMIN = "admin"
 _BACKDATED = timedelta(minutes=5)  # for clocks that lag behind
 _CLIENT, _SERVER = ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH
@@ -83,6 +86,31 @@ def ensure(disk: Disk, folder: str, nodes: Sequence[str], clock: Clock) -> Local
     if _kept(disk, files, ADMIN, now, ca) is None:
         _write(disk, files, ADMIN, make_client(ca, ADMIN, now, is_admin=True))
     return files
+
+
+async def keep(
+    disk: Disk, folder: str, nodes: Sequence[str], clock: Clock, *, check_seconds: float = CHECK_SECONDS
+) -> None:
+    """Renew what is due for as long as a cluster runs, until cancelled; its processes watch their files."""
+    while True:
+        await asyncio.sleep(check_seconds)
+        await asyncio.to_thread(ensure, disk, folder, nodes, clock)
+
+
+def secured(security: SecuritySettings, files: LocalFiles, node: str) -> SecuritySettings:
+    """The settings of a node of the local cluster.
+
+    Errors: Invalid when they name certificates already.
+    """
+    if security.has_tls or security.tls_ca:
+        raise Invalid("a local cluster makes its own certificates: leave out tlsCert, tlsKey and tlsCa")
+    return replace(
+        security,
+        tls_cert=files.certificate(node),
+        tls_key=files.key(node),
+        tls_ca=files.ca,
+        local_ca=files.folder,
+    )
 
 
 def make_ca(name: str, now: datetime, *, days: int = CA_DAYS) -> Pair:
