@@ -1,6 +1,6 @@
 """Hostile bytes from nobody in particular: nothing gets through, nothing stays, memory is flat.
 
-``FIRN_FUZZ_INPUTS`` sets how many (3,000); a failure prints its seed, ``FIRN_FUZZ_SEED`` replays it.
+``FIRN_FUZZ_INPUTS`` sets how many (1,000); a failure prints its seed, ``FIRN_FUZZ_SEED`` replays it.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from firn_node.server import ServerSettings
 from firn_node.settings import SecuritySettings
 from server.serving import StandIn, raw, run
 
-INPUTS = int(os.environ.get("FIRN_FUZZ_INPUTS", "3000"))
+INPUTS = int(os.environ.get("FIRN_FUZZ_INPUTS", "1000"))
 SEED = int(os.environ.get("FIRN_FUZZ_SEED", "0")) or random.randrange(1, 1 << 32)
 AT_ONCE = 16
 GROWTH_MAX = 8 << 20  # of resident memory over the second half of the inputs
