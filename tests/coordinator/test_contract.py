@@ -9,7 +9,7 @@ import pytest
 from coordinator_kit import GROUP, MemorySite, Site, SqliteSite, first_record, next_of, renewed
 
 from firn.errors import InvariantBroken
-from firn_node.coordinator import Absent, Coordinator, Done, Found, Refused, Unknown
+from firn_node.coordinator import Absent, Coordinator, Done, Found, Refused, Unknown, Unusable
 from firn_node.replication.record import GroupId, GroupRecord
 
 SITES: dict[str, Callable[[Path], Site]] = {"memory": MemorySite, "sqlite": SqliteSite}
@@ -159,6 +159,39 @@ class TestContract:
                 assert isinstance(await one.compare_and_set(renewed(record), expected_version=1), Unknown)
             assert await other.read(GROUP) == Found(record)
             assert await one.compare_and_set(renewed(record), expected_version=1) == Done(renewed(record))
+
+        run(test)
+
+    def test_what_is_done_outlives_the_handle_that_did_it(self, run) -> None:
+        async def test(site: Site, one: Coordinator, other: Coordinator) -> None:
+            record = first_record()
+            await one.compare_and_set(record, expected_version=0)
+            await one.close()
+            later = site.handle()
+            assert await later.read(GROUP) == Found(record)
+            assert await later.compare_and_set(renewed(record), expected_version=1) == Done(renewed(record))
+            await later.close()
+
+        run(test)
+
+    def test_a_handle_goes_back_to_no_older_version_and_another_one_may_begin_with_it(self, run) -> None:
+        async def test(site: Site, one: Coordinator, other: Coordinator) -> None:
+            first, second = first_record(), renewed(first_record())
+            await one.compare_and_set(first, expected_version=0)
+            await one.compare_and_set(second, expected_version=1)
+            watch = one.watch(GROUP)
+            assert await next_of(watch) == Found(second)
+            site.put_back(first)
+            for answer in (
+                await next_of(watch),
+                await one.read(GROUP),
+                await one.compare_and_set(second, expected_version=1),
+                await one.compare_and_set(renewed(second), expected_version=2),
+            ):
+                assert isinstance(answer, Unusable), answer
+                assert "version 2 was there, now 1" in answer.reason
+            await watch.aclose()
+            assert await other.read(GROUP) == Found(first)
 
         run(test)
 

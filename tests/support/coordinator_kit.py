@@ -5,12 +5,14 @@ A *site* makes handles of one store, as several processes would have them, and c
 
 import asyncio
 import contextlib
+import json
 import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from firn.crc import crc32c
 from firn.types import Epoch
 from firn_node.coordinator import Coordinator, MemoryCoordinator, Reading, Records, SqliteCoordinator
 from firn_node.replication.record import GroupId, GroupRecord, Incarnation, LogId, Master, Member
@@ -39,6 +41,10 @@ def renewed(record: GroupRecord) -> GroupRecord:
 class Site(Protocol):
     def handle(self) -> Coordinator: ...
 
+    def put_back(self, record: GroupRecord) -> None:
+        """Store a record behind the coordinator's back, as a restored backup does."""
+        ...
+
     def disturbed(self, handle: Coordinator) -> contextlib.AbstractAsyncContextManager[None]:
         """Meanwhile no swap of ``handle`` can be carried out."""
         ...
@@ -54,6 +60,10 @@ class MemorySite:
 
     def handle(self) -> MemoryCoordinator:
         return MemoryCoordinator(self.records)
+
+    def put_back(self, record: GroupRecord) -> None:
+        self.records.by_group[record.group_id] = record
+        self.records.wake()
 
     @contextlib.asynccontextmanager
     async def disturbed(self, handle: Coordinator) -> AsyncIterator[None]:
@@ -76,6 +86,12 @@ class SqliteSite:
 
     def handle(self) -> SqliteCoordinator:
         return SqliteCoordinator(self.path, busy_s=0.3, answer_s=20.0, poll_s=0.01)
+
+    def put_back(self, record: GroupRecord) -> None:
+        document = json.dumps(record.to_document()).encode()
+        row = (record.group_id, record.version, document, crc32c(document))
+        with contextlib.closing(sqlite3.connect(self.path)) as connection, connection:
+            connection.execute("INSERT OR REPLACE INTO record VALUES (?, ?, ?, ?)", row)
 
     @contextlib.asynccontextmanager
     async def disturbed(self, handle: Coordinator) -> AsyncIterator[None]:

@@ -15,7 +15,7 @@ left to bugs.
 """
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from firn.errors import InvariantBroken
@@ -92,6 +92,24 @@ class Coordinator(Protocol):
     async def close(self) -> None:
         """Give back what the handle holds; may be repeated. Swaps under way may still be applied."""
         ...
+
+
+@dataclass(slots=True)
+class Seen:
+    """The newest version of each group that a handle has met."""
+
+    versions: dict[GroupId, int] = field(default_factory=dict)
+
+    def meet(self, group_id: GroupId, found: GroupRecord | None) -> str | None:
+        """Note what is stored now; why it cannot follow what was met before, None when it can."""
+        seen, version = self.versions.get(group_id, 0), 0 if found is None else found.version
+        if version < seen:
+            return (
+                f"group {group_id}: version {seen} was there, now {version or 'no record'}: "
+                "an older copy was put back"
+            )
+        self.versions[group_id] = version
+        return None
 
 
 def decide(found: GroupRecord | None, new: GroupRecord, expected_version: int) -> Refused | None:

@@ -14,9 +14,11 @@ from firn_node.coordinator.api import (
     Found,
     Reading,
     Refused,
+    Seen,
     Swap,
     Unknown,
     Unreachable,
+    Unusable,
     decide,
 )
 from firn_node.replication.record import GroupId, GroupRecord
@@ -53,6 +55,7 @@ class MemoryCoordinator:
         self._records = records
         self._cut = False
         self._answers_lost = 0
+        self._seen = Seen()
         self._closed = False
 
     def cut(self) -> None:
@@ -73,7 +76,11 @@ class MemoryCoordinator:
         return self._reading(group_id)
 
     def _reading(self, group_id: GroupId) -> Reading:
-        return Unreachable("cut off") if self._cut else self._records.read(group_id)
+        if self._cut:
+            return Unreachable("cut off")
+        found = self._records.read(group_id)
+        why = self._seen.meet(group_id, found.record if isinstance(found, Found) else None)
+        return found if why is None else Unusable(why)
 
     async def watch(self, group_id: GroupId) -> AsyncGenerator[Reading, None]:
         told: Reading | None = None
@@ -90,6 +97,8 @@ class MemoryCoordinator:
         await asyncio.sleep(0)
         if self._cut:
             return Unknown("cut off")
+        if (why := self._seen.meet(new.group_id, self._records.by_group.get(new.group_id))) is not None:
+            return Unusable(why)
         swap = self._records.compare_and_set(new, expected_version=expected_version)
         if self._answers_lost:
             self._answers_lost -= 1

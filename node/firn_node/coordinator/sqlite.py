@@ -42,6 +42,7 @@ from firn_node.coordinator.api import (
     Done,
     Found,
     Reading,
+    Seen,
     Swap,
     Unknown,
     Unreachable,
@@ -139,7 +140,7 @@ class _File:
         self._identity: tuple[int, int] | None = (
             None  # device and inode of the file, for as long as the handle
         )
-        self._seen: dict[GroupId, int] = {}
+        self._seen = Seen()
         self._durable: dict[GroupId, int] = {}  # versions that are synced
         self._broken: str | None = None
 
@@ -162,7 +163,7 @@ class _File:
                 self._make_durable(found)
                 return refused
             self._make_durable(new)
-            self._seen[new.group_id] = new.version
+            self._seen.meet(new.group_id, new)
             return Done(new)
 
         return self._guarded(work)
@@ -266,13 +267,8 @@ class _File:
             "SELECT version, document, crc FROM record WHERE group_id = ?", (group_id,)
         ).fetchone()
         found = None if row is None else _parse(group_id, *row)
-        seen, version = self._seen.get(group_id, 0), 0 if found is None else found.version
-        if version < seen:
-            raise Corrupt(
-                f"group {group_id}: version {seen} was there, now {version or 'no record'}: "
-                "an older copy was put back"
-            )
-        self._seen[group_id] = version
+        if (why := self._seen.meet(group_id, found)) is not None:
+            raise Corrupt(why)
         return found
 
 
