@@ -39,15 +39,23 @@ def partitions_of(keys: Sequence[bytes], partitions: int) -> NDArray[np.int64]:
 
     Shape: as ``keys``.
     """
-    n = len(keys)
-    found = np.zeros(n, np.int64)
-    if partitions == 1 or n == 0:
+    starts = np.zeros(len(keys) + 1, np.int64)
+    np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)), out=starts[1:])
+    return partitions_in(np.frombuffer(b"".join(keys), np.uint8), starts, partitions)
+
+
+def partitions_in(keys: NDArray[np.uint8], starts: NDArray[np.int64], partitions: int) -> NDArray[np.int64]:
+    """As ``partitions_of``, of keys that lie one after another; ``starts`` has the end of the last one too."""
+    lengths = np.diff(starts)
+    found = np.zeros(len(lengths), np.int64)
+    if partitions == 1:
         return found
-    lengths = np.fromiter(map(len, keys), np.int64, n)
     for length in np.unique(lengths).tolist():
         rows = np.flatnonzero(lengths == length)
-        chosen = keys if len(rows) == n else [keys[i] for i in rows.tolist()]
-        matrix = np.frombuffer(b"".join(chosen), np.uint8).reshape(len(rows), length)
+        if len(rows) == len(lengths):
+            matrix = keys[int(starts[0]) : int(starts[-1])].reshape(len(rows), length)
+        else:
+            matrix = keys[starts[rows, np.newaxis] + np.arange(length)]
         found[rows] = (_murmur2_rows(matrix) & 0x7FFFFFFF) % partitions
     return found
 

@@ -25,8 +25,7 @@ all values of a long list.
 
 import struct
 from collections.abc import Sequence
-from functools import partial
-from itertools import pairwise, repeat
+from itertools import pairwise, repeat, starmap
 from typing import Any
 
 import msgpack
@@ -102,24 +101,39 @@ def unpack_values(topic: str, keys: Sequence[bytes], data: Buffer) -> tuple[list
     offsets = np.frombuffer(data, "<i8", count).tolist()
     timestamps = np.frombuffer(data, "<i8", count, 8 * count).tolist()
     lengths = np.frombuffer(data, "<i4", count, 16 * count)
-    partitions = np.frombuffer(data, "<i4", count, 20 * count).tolist()
+    partitions = np.frombuffer(data, "<i4", count, 20 * count)
     ends = np.full(count + 1, _KEY_BYTES * count, np.int64)
     np.cumsum(np.maximum(lengths, 0), out=ends[1:])
     ends[1:] += _KEY_BYTES * count
     end = int(ends[-1])
     if end > len(data):
         raise _misfit(count, data)
-    raw = bytes(data)
-    values = [raw[a:b] for a, b in pairwise(ends.tolist())]
     with collector_at_rest():
-        rows = zip(repeat(topic), partitions, offsets, timestamps, keys, values, *_CONSTANT, strict=False)
-        found: list[Record | None] = list(map(partial(tuple.__new__, Record), rows))
+        rows = zip(
+            repeat(topic), _numbers(partitions), offsets, timestamps, keys, _values(data, lengths, ends), *_CONSTANT,
+            strict=False,
+        )  # fmt: skip
+        found: list[Record | None] = list(starmap(tuple.__new__, zip(repeat(Record), rows, strict=False)))
     for at in np.flatnonzero(lengths < 0).tolist():
         found[at] = None
-    for at, (tag, headers) in _extras(raw, end).items():
+    for at, (tag, headers) in _extras(data, end).items():
         if (record := found[at]) is not None:
             found[at] = record._replace(tag=tag, headers=headers or NO_HEADERS)
     return found, np.flatnonzero(lengths == LATER).tolist()
+
+
+def _numbers(column: NDArray[np.int32]) -> "list[int] | repeat[int]":
+    return repeat(int(column[0])) if len(column) and (column == column[0]).all() else column.tolist()
+
+
+def _values(data: Buffer, lengths: NDArray[np.int32], ends: NDArray[np.int64]) -> list[bytes]:
+    """The values; empty ones where there are none."""
+    width = int(lengths[0]) if len(lengths) else 0
+    if width > 0 and (lengths == width).all():  # one pass in C: a quarter of the time of slices
+        found: list[bytes] = np.frombuffer(data, f"V{width}", len(lengths), int(ends[0])).tolist()
+        return found
+    raw = bytes(data)
+    return [raw[a:b] for a, b in pairwise(ends.tolist())]
 
 
 _CONSTANT: tuple[Any, ...] = (repeat(None), repeat(NO_HEADERS), repeat(()), repeat(None))

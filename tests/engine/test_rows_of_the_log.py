@@ -84,6 +84,39 @@ def test_keys_are_found_while_compactions_take_their_rows_away(tmp_path: Path) -
     run(main())
 
 
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_few_keys_of_many_large_batches_are_found_again_and_again(tmp_path: Path, is_compacted: bool) -> None:
+    """From the second time on where their rows lie is known; the log has several files."""
+
+    async def main() -> None:
+        async with running(tmp_path, log_segment_bytes=256 << 10) as kit:
+            await kit.create("t", compaction={"deleteRetention": "0s"})
+            for batch in range(12):
+                rows = [(b"key%02d-%03d" % (batch, n), b"%02d-%03d;" % (batch, n) * 120) for n in range(200)]
+                await kit.put("t", rows)
+                await kit.put("t", [(b"gone%02d-%03d" % (batch, n), None) for n in range(200)])
+            await kit.put(
+                "t", [(b"key%02d-%03d" % (5, n), b"%02d+%03d;" % (5, n) * 120) for n in range(1, 200, 2)]
+            )
+            if is_compacted:
+                await kit.compact("t")
+            numbers = [(batch, n) for n in (0, 1, 77, 199) for batch in range(12)]
+            keys = [b"key%02d-%03d" % at for at in numbers]
+            wanted = [
+                (b"%02d+%03d;" if b == 5 and n % 2 else b"%02d-%03d;") % (b, n) * 120 for b, n in numbers
+            ]
+            others = [b"key03-0777", b"gone03-077", b"none"]
+            for _ in range(4):
+                found = await kit.broker.get("t", [*keys, *others])
+                assert [f and f.value for f in found] == [*wanted, None, None, None]
+                one_by_one = [(await kit.broker.get("t", [key]))[0] for key in keys]
+                assert found[: len(keys)] == one_by_one
+                answers = await kit.broker.get_many("t", *joined(keys), bytes_max=1)
+                assert 0 < np.count_nonzero(answers.lengths > 0) <= len(keys)
+
+    run(main())
+
+
 class _NoDescriptor:
     """A file of a simulated disk."""
 

@@ -1,11 +1,14 @@
 """The newest records of keys: what is asked for within one turn of the event loop goes out together.
 
 A request costs the broker several times what one more key in it does. So a ``get`` waits for the end of the turn, and a
-long list goes out in a few large parts, of which the broker answers one while the client unpacks another.
+long list goes out in a few large parts, of which the broker answers one while the client unpacks another. What many
+tasks ask for in one turn stays one request: two, of which one could be answered while the other's tasks go on, were
+measured to cost the broker half as much again.
 """
 
 import asyncio
 from collections.abc import Sequence
+from itertools import pairwise
 
 from firn.client.stream import Stream, expect
 from firn.client.transport import Transport
@@ -167,13 +170,17 @@ def _fail(asked: Sequence[Asked], error: FirnError) -> None:
 
 
 def _parts(keys: Sequence[bytes]) -> list[tuple[int, int]]:
-    """Where the keys are cut into requests."""
-    if len(keys) <= PART_KEYS and sum(map(len, keys)) <= PART_BYTES:
-        return [(0, len(keys))] if keys else []
-    cuts, size = [0], 0
-    for at, key in enumerate(keys):
-        if at - cuts[-1] >= PART_KEYS or (at > cuts[-1] and size + len(key) > PART_BYTES):
-            cuts.append(at)
-            size = 0
-        size += len(key)
-    return list(zip(cuts, [*cuts[1:], len(keys)], strict=True))
+    """Where the keys are cut into requests, which have about the same number of keys."""
+    if not keys:
+        return []
+    count = -(-len(keys) // PART_KEYS)
+    cuts = [len(keys) * number // count for number in range(count + 1)]
+    return [part for ends in pairwise(cuts) for part in _fitting(keys, *ends)]
+
+
+def _fitting(keys: Sequence[bytes], start: int, end: int) -> list[tuple[int, int]]:
+    """``[start, end)``, halved until no part has too many bytes."""
+    if end - start == 1 or sum(map(len, keys[start:end])) <= PART_BYTES:
+        return [(start, end)]
+    middle = (start + end) // 2
+    return [*_fitting(keys, start, middle), *_fitting(keys, middle, end)]

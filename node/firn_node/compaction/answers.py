@@ -104,13 +104,6 @@ class Answers:
         if row.tag is not None or row.headers:
             self.extras[pick] = (row.tag, row.headers)
 
-    def add_values(self, values: U8) -> int:
-        """Where in the arena they lie now."""
-        self.make_room(len(values))
-        first, self.used = self.used, self.used + len(values)
-        self.arena[first : self.used] = values
-        return first
-
     def row(self, pick: int) -> FoundRow | None:
         """A record that was found. The key must have been answered."""
         size, start = int(self.lengths[pick]), int(self.starts[pick])

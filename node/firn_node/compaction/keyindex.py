@@ -31,7 +31,9 @@ from firn.errors import Corrupt
 from firn_node.disk import gather
 from firn_node.filecache import FileCache
 from firn_node.kernels.compact import readonly
+from firn_node.kernels.jit import aligned
 from firn_node.kernels.lookup import lookup_newest, near
+from firn_node.kernels.windows import windows_in_blocks
 
 BLOCK_ROWS = 4096
 ROW_BYTES = 16
@@ -184,21 +186,18 @@ class FileKeyIndex:
 
     def find_newest(self, hi: U64, lo: U32, numbers: I64) -> I64:
         """Reads near the place of each, all at once; what is not near, or not alone there, is doubtful."""
-        for number in np.unique(numbers).tolist():
+        for number in numbers.tolist():
             if not self._is_checked[number]:
                 self.block(number)
-        rows = np.minimum(BLOCK_ROWS, self.rows - numbers * BLOCK_ROWS)
-        positions = self._position + numbers * BLOCK_BYTES
-        least = self.fences[numbers]
-        above = np.append(self.fences, np.uint64(0))[numbers + 1]  # the last block ends at 2^64
-        # In 64 bits each difference is right though 2^64 itself is not.
-        share = (hi - least).astype(np.float64) / np.maximum(above - least, np.uint64(1)).astype(np.float64)
-        guess = np.clip(share * rows, 0, rows).astype(np.int64)
-        first = np.clip(guess - _NEAR_ROWS // 2, 0, np.maximum(rows - _NEAR_ROWS, 0))
-        count = np.minimum(_NEAR_ROWS, rows - first)
+        hi = aligned(hi, np.uint64)
+        starts, rows, first, count, sizes = np.empty((5, len(hi)), np.int64)
+        windows_in_blocks(
+            self.fences, self.rows, BLOCK_ROWS, _NEAR_ROWS, hi, numbers, starts, rows, first, count, sizes
+        )
+        positions = self._position + ROW_BYTES * starts
         found = np.full(len(hi), -2, np.int64)
         with self._cache.lease(self.path) as file:
-            data = gather(file, positions + 8 * first, 8 * count)
+            data = gather(file, positions + 8 * first, sizes)
             if data is None:
                 return found
             at = near(data.view(np.uint64), count, first, rows, hi)

@@ -28,12 +28,10 @@ from firn.batch import (
 from firn.errors import MalformedBatch
 from firn.values import LATER
 from firn_node.compaction.answers import I64, FoundRow
-from firn_node.compaction.taking import Even, Source, Taking
+from firn_node.compaction.taking import ROW_COSTS_BYTES, Even, Source, Taking
 from firn_node.kernels.jit import aligned
 from firn_node.kernels.taking import take_rows
 
-# One row by itself costs about as much as so many bytes of the batch read and walked over.
-_ROW_COSTS_BYTES = 16 << 10
 _HELD_BYTES_MAX = 4096  # a batch of at most so many bytes is kept whole
 _GROUP = 64
 _LENGTHS_AT = HEADER_BYTES + LENGTHS_BYTES
@@ -46,6 +44,11 @@ class BatchRows(Protocol):
     @property
     def nbytes(self) -> int:
         """Bytes that are held in memory, about."""
+        ...
+
+    @property
+    def even(self) -> Even | None:
+        """Where the rows lie, if that is a product."""
         ...
 
     def row(self, at: int, key: bytes) -> FoundRow | None:
@@ -145,8 +148,8 @@ def _read(source: Source, position: int, size: int) -> bytes:
 
 class PlainRows:
     __slots__ = (
-        "_base", "_deltas_at", "_even", "_held", "_is_sparse", "_keys", "_keys_at", "_position", "_records", "_size",
-        "_source", "_stamps_at", "_values", "_values_at", "nbytes",
+        "_base", "_deltas_at", "_held", "_is_sparse", "_keys", "_keys_at", "_position", "_records", "_size",
+        "_source", "_stamps_at", "_values", "_values_at", "even", "nbytes",
     )  # fmt: skip
 
     def __init__(self, source: Source, position: int, header: BatchHeader, head: bytes, held: bytes) -> None:
@@ -161,9 +164,9 @@ class PlainRows:
         keys, values = np.frombuffer(head, "<i4", n, _LENGTHS_AT), np.frombuffer(head, "<i4", n, lengths_at)
         self._keys = _Column(keys, lengths_at=_LENGTHS_AT, first=self._keys_at)
         self._values = _Column(values, lengths_at=lengths_at, first=self._values_at)
-        self._even: Even | None = None
+        self.even: Even | None = None
         if self._keys.same is not None and self._values.same is not None:
-            self._even = Even(
+            self.even = Even(
                 self._keys_at, self._keys.same, self._values_at, self._values.same, self._stamps_at,
                 self._deltas_at if self._is_sparse else -1, self._base,
             )  # fmt: skip
@@ -194,15 +197,18 @@ class PlainRows:
         if answers.is_full:
             answers.lengths[picks] = LATER
             return
-        if self._even is not None and len(rows) * _ROW_COSTS_BYTES < self._size:
-            taking.scattered(self._source, self._position, self._size, self._even, rows, picks)
+        if self.even is not None and len(rows) * ROW_COSTS_BYTES < self._size:
+            taking.scattered(self._source, self._position, self._size, self.even, rows, picks)
             return
-        with self._reading() as read:
-            if len(rows) * _ROW_COSTS_BYTES < self._size:
+        if len(rows) * ROW_COSTS_BYTES < self._size:
+            with self._reading() as read:
                 for at, pick in zip(rows.tolist(), picks.tolist(), strict=True):
                     answers.put(pick, self._row(read, at, wanted.key(pick)), is_known=False)
-                return
-            data = np.frombuffer(read(0, self._size), np.uint8)
+            return
+        if self._held:
+            data = np.frombuffer(self._held, np.uint8)
+        else:
+            data = taking.whole(self._source, self._position, self._size)
         rows, picks = aligned(rows, np.int64), aligned(picks, np.int64)
         while True:
             needed = int(
@@ -230,12 +236,13 @@ class PlainRows:
 class WholeRows:
     """The rows of a decoded batch."""
 
-    __slots__ = ("_batch", "_key_starts", "_value_starts", "nbytes")
+    __slots__ = ("_batch", "_key_starts", "_value_starts", "even", "nbytes")
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         columns = batch.columns
         self._key_starts, self._value_starts = columns.key_starts(), columns.value_starts()
+        self.even: Even | None = None
         self.nbytes = len(batch.data) + len(columns.values) + len(columns.keys) + 24 * columns.records
 
     def row(self, at: int, key: bytes) -> FoundRow | None:
@@ -254,12 +261,8 @@ class WholeRows:
             taking.answers.put(pick, self.row(at, taking.wanted.key(pick)), is_known=False)
 
 
-def by_batch(rows: I64, picks: I64, first_rows: I64) -> Iterator[tuple[int, I64, I64]]:
-    """(batch number, rows within the batch, their picks) of rows in any order; those of a batch ascend."""
-    order = np.argsort(rows)
-    rows, picks = rows[order], picks[order]
-    numbers = np.searchsorted(first_rows, rows, "right") - 1
-    rows = rows - first_rows[numbers]
+def by_batch(numbers: I64, rows: I64, picks: I64) -> Iterator[tuple[int, I64, I64]]:
+    """(batch number, its rows, their picks) of rows of batches ``numbers``, which ascend."""
     cuts = np.flatnonzero(np.diff(numbers, prepend=-1)).tolist()
     for a, b in pairwise([*cuts, len(rows)]):
         yield int(numbers[a]), rows[a:b], picks[a:b]

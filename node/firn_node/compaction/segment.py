@@ -43,6 +43,7 @@ from firn_node.compaction.keyindex import (
     tables_bytes,
 )
 from firn_node.compaction.rows import BatchRows, open_rows
+from firn_node.compaction.taking import PLACE_COLUMNS
 from firn_node.disk import Disk, File
 from firn_node.filecache import FileCache, FileRange
 
@@ -307,6 +308,7 @@ class SegmentReader:
         self._batches: NDArray[Any] | None = None
         self._first_rows: I64 | None = None
         self._keys: FileKeyIndex | None = None
+        self.places = np.zeros((layout.batches, PLACE_COLUMNS), np.int64)  # of even batches that were touched
         self._touched = bytearray(layout.batches)  # 1: the batch's CRCs and columns were found good
 
     @property
@@ -371,6 +373,8 @@ class SegmentReader:
         except MalformedBatch as error:
             raise corrupt(error, file=self.path, position=position) from error
         self._touched[number] = 1
+        if found.even is not None:
+            self.places[number] = (position, int(entry["size"]), *found.even)
         return found, found.nbytes
 
     def _whole_batch(self, position: int, size: int) -> Batch:

@@ -1,20 +1,27 @@
 """Rows that are wanted one here, one there: read together, a call for each file in place of three for each row.
 
-Only of batches whose keys all have one length, and whose values do: where a row lies is a product then.
+Only of batches whose keys all have one length, and whose values do: where a row lies is a product then. Where such
+batches lie is kept in a table, so that the rows of all that are known are taken without a step for each batch.
 """
 
+from bisect import bisect_right
 from typing import NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from firn.errors import Corrupt
+from firn.errors import Corrupt, OffsetExpired
+from firn.values import LATER
 from firn_node.compaction.answers import I64, Answers, Wanted
 from firn_node.disk import gather
 from firn_node.filecache import FileRange
-from firn_node.kernels.taking import AGAIN, NONE, same_keys
+from firn_node.kernels.jit import aligned
+from firn_node.kernels.taking import AGAIN, ranges_of_rows, take_ranges
 
 _BYTES_AT_ONCE = 1 << 20  # of values: then it is looked again whether the answer is full
 _ROWS_AT_ONCE = 4096
+# One row by itself costs about as much as so many bytes of the batch read and walked over.
+ROW_COSTS_BYTES = 16 << 10
 
 
 class Even(NamedTuple):
@@ -27,6 +34,10 @@ class Even(NamedTuple):
     stamps_at: int
     deltas_at: int
     base: int
+
+
+# Of a batch in a table: position, size, and its ``Even``. A size of 0: nothing is known of it.
+PLACE_COLUMNS = 2 + len(Even._fields)
 
 
 class Source(Protocol):
@@ -51,6 +62,7 @@ class Taking:
         self.answers = answers
         self._files: dict[int, tuple[FileRange, int, list[tuple[int, ...]]]] = {}  # range, its position, rows
         self._count = self._bytes = 0
+        self._room = np.empty(0, np.uint8)
 
     def __enter__(self) -> "Taking":
         return self
@@ -64,53 +76,97 @@ class Taking:
         found = self._files.get(file)
         if found is None:
             found = self._files[file] = (source.range(position, size), position, [])
-        start = found[0].start + position - found[1]
         found[2].extend(
-            [(start, *even, row, pick) for row, pick in zip(rows.tolist(), picks.tolist(), strict=True)]
+            [
+                (position, size, *even, row, pick)
+                for row, pick in zip(rows.tolist(), picks.tolist(), strict=True)
+            ]
         )
         self._count += len(rows)
         self._bytes += len(rows) * max(even.value_size, 0)
         if self._bytes >= _BYTES_AT_ONCE or self._count >= _ROWS_AT_ONCE:
             self.flush()
 
+    def known(self, source: Source, places: I64, numbers: I64, rows: I64, picks: I64) -> NDArray[np.bool_]:
+        """Answers those rows of batches ``numbers`` (ascending) that a table knows and that are best read one by one.
+
+        *Shape*: True where the row was left alone, for ``BatchRows.take``. What lies in a file that has expired
+        is left alone, too. ``places`` is the table: a row of ``PLACE_COLUMNS`` a batch.
+        """
+        counts = np.searchsorted(numbers, numbers, "right") - np.searchsorted(numbers, numbers, "left")
+        is_left: NDArray[np.bool_] = counts * ROW_COSTS_BYTES >= places[numbers, 1]
+        few = np.flatnonzero(~is_left)
+        positions: list[int] = places[numbers[few], 0].tolist()
+        at = 0
+        while at < len(few):
+            end = bisect_right(positions, source.file_of(positions[at]), at, key=source.file_of)
+            some = few[at:end]
+            try:
+                part = source.range(positions[at], int(places[numbers[some[0]], 1]))
+            except OffsetExpired:
+                is_left[some] = True
+            else:
+                with part.lease:
+                    self._take_all(
+                        part, part.start - positions[at], places, numbers[some], rows[some], picks[some]
+                    )
+            at = end
+        return is_left
+
+    def _take_all(
+        self, part: FileRange, shift: int, places: I64, numbers: I64, rows: I64, picks: I64
+    ) -> None:  # fmt: skip
+        """As ``_take``, of any number of rows; LATER once the answer is full."""
+        largest = int(places[numbers, 2 + Even._fields.index("value_size")].max())
+        step = min(_ROWS_AT_ONCE, max(1, _BYTES_AT_ONCE // max(1, largest)))
+        for at in range(0, len(rows), step):
+            if self.answers.is_full:
+                self.answers.lengths[picks[at:]] = LATER
+                return
+            some = slice(at, at + step)
+            self._take(part, shift, places, numbers[some], rows[some], picks[some])
+
+    def whole(self, source: Source, position: int, size: int) -> NDArray[np.uint8]:
+        """The bytes of a batch, until the next one is asked for. *Errors*: Corrupt, OffsetExpired."""
+        if len(self._room) < size:
+            self._room = np.empty(size, np.uint8)
+        part = source.range(position, size)
+        with part.lease:
+            found = gather(part.lease.file, np.array([part.start]), np.array([size]), self._room[:size])
+        if found is None:
+            raise source.fault(position, f"expected {size} bytes")
+        return found
+
     def flush(self) -> None:
         """Answer what is left. Whatever cannot be read, or has another key, is AGAIN."""
         try:
-            for part, _, rows in self._files.values():
-                self._take(part, np.array(rows, np.int64))
+            for part, position, found in self._files.values():
+                table = np.array(found, np.int64)
+                places = np.ascontiguousarray(table[:, :PLACE_COLUMNS])
+                shift = part.start - position
+                self._take(part, shift, places, np.arange(len(table)), table[:, -2], table[:, -1])
         finally:
             self._release()
 
-    def _take(self, part: FileRange, table: I64) -> None:
+    def _take(
+        self, part: FileRange, shift: int, places: I64, numbers: I64, rows: I64, picks: I64
+    ) -> None:  # fmt: skip
+        """Answers rows of batches ``places[numbers]``, whose positions lie ``shift`` further in the file of ``part``."""
         wanted, answers = self.wanted, self.answers
-        picks = table[:, -1]
-        is_fit = wanted.starts[picks + 1] - wanted.starts[picks] == table[:, 2]
-        if not is_fit.all():
-            answers.lengths[picks[~is_fit]] = AGAIN
-            table = table[is_fit]
-        start, keys_at, key_size, values_at, value_size, stamps_at, deltas_at, base, row, picks = table.T
-        sparse = np.flatnonzero(deltas_at >= 0)
-        value_bytes = np.maximum(value_size, 0)
-        places = [
-            start + keys_at + row * key_size, start + stamps_at + 8 * row,
-            (start + deltas_at + 4 * row)[sparse], start + values_at + row * value_bytes,
-        ]  # fmt: skip
-        lengths = [key_size, np.full(len(row), 8), np.full(len(sparse), 4), value_bytes]
-        data = gather(part.lease.file, np.concatenate(places), np.concatenate(lengths))
+        of_rows = (places, numbers, aligned(rows, np.int64), aligned(picks, np.int64))
+        positions, sizes = np.empty(4 * len(rows), np.int64), np.empty(4 * len(rows), np.int64)
+        n = int(ranges_of_rows(*of_rows, wanted.starts, shift, answers.lengths, positions, sizes))
+        data = gather(part.lease.file, positions[:n], sizes[:n])
         if data is None:
             answers.lengths[picks] = AGAIN
             return
-        keys, stamps, deltas, values = np.split(data, np.cumsum([int(n.sum()) for n in lengths])[:-1])
-        offsets = base + row
-        if len(sparse):
-            offsets[sparse] = base[sparse] + np.frombuffer(deltas.tobytes(), "<u4")
-        first = answers.add_values(values)
-        answers.offsets[picks] = offsets
-        answers.timestamps[picks] = np.frombuffer(stamps.tobytes(), "<i8")
-        answers.starts[picks] = first + np.cumsum(value_bytes) - value_bytes
-        is_same = np.empty(len(picks), np.bool_)
-        same_keys(keys, wanted.keys, wanted.starts, np.ascontiguousarray(picks), is_same)
-        answers.lengths[picks] = np.where(is_same, np.where(value_size >= 0, value_size, NONE), AGAIN)
+        answers.make_room(len(data))
+        answers.used = int(
+            take_ranges(
+                *of_rows, wanted.keys, wanted.starts, data,
+                answers.offsets, answers.timestamps, answers.lengths, answers.starts, answers.arena, answers.used,
+            )
+        )  # fmt: skip
 
     def _release(self) -> None:
         files, self._files, self._count, self._bytes = self._files, {}, 0, 0

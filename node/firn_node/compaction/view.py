@@ -103,8 +103,13 @@ class SegmentView:
             masked = (bits[rows >> 3] >> (rows & 7).astype(np.uint8) & 1).astype(np.bool_)
             answers.lengths[picks[masked]] = AGAIN
             rows, picks = rows[~masked], picks[~masked]
+        order = np.argsort(rows)
+        rows, picks = rows[order], picks[order]
+        numbers = np.searchsorted(self.reader.first_rows, rows, "right") - 1
+        rows = rows - self.reader.first_rows[numbers]
         with Taking(wanted, answers) as taking:
-            for number, within, some in by_batch(rows, picks, self.reader.first_rows):
+            is_left = taking.known(self.reader, self.reader.places, numbers, rows, picks)
+            for number, within, some in by_batch(numbers[is_left], rows[is_left], picks[is_left]):
                 self.reader.rows(number).take(within, some, taking)
             taking.flush()
         return left

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from firn.batch import Batch, Buffer
 from firn.errors import Corrupt, FirnError, MalformedBatch, NotFound, Unavailable, UnknownTopic
-from firn.partitioner import partition_of, partitions_of
+from firn.partitioner import partition_of, partitions_in
 from firn.record import Record
 from firn.topicspec import TopicSpec
 from firn.types import TOPICS_TOPIC
@@ -320,7 +320,7 @@ class Broker:
         if info.spec.partitions == 1:
             await self._get_some(info, [(0, np.arange(len(answers)))], wanted, answers)
             return answers
-        numbers = partitions_of([wanted.key(pick) for pick in range(len(answers))], info.spec.partitions)
+        numbers = partitions_in(keys, starts, info.spec.partitions)
         order = np.argsort(numbers, kind="stable")
         cuts = np.flatnonzero(np.diff(numbers[order], prepend=-1)).tolist()
         parts = [(int(numbers[order[a]]), order[a:b]) for a, b in pairwise([*cuts, len(order)])]

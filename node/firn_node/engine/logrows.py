@@ -1,7 +1,8 @@
 """Single rows of the commit log by partition and offset: what ``get`` reads of dirty records.
 
 The partition index names runs of neighbouring batches; where the batches of the runs lie that were touched lately is
-kept, what is needed to read their rows goes to the cache that all logs share. A run's CRCs are checked when it is
+kept, what is needed to read their rows goes to the cache that all logs share, and where the rows of even batches lie to
+a table of each partition (``taking``), for lists of keys. A run's CRCs are checked when it is
 touched for the first time, and again once it was forgotten.
 
 Any thread.
@@ -17,14 +18,17 @@ from numpy.typing import NDArray
 
 from firn.batch import Batch, iterate
 from firn.errors import Corrupt, MalformedBatch, OffsetExpired
+from firn_node.compaction.answers import I64
 from firn_node.compaction.log import BLOCK_CACHE
 from firn_node.compaction.rows import BatchRows, open_rows
+from firn_node.compaction.taking import PLACE_COLUMNS, Even, Taking
 from firn_node.engine.core import Core
 from firn_node.filecache import FileRange
 from firn_node.log.walk import headers, sound_bytes
 
 _BATCHES_MAX = 1 << 16  # whose places are kept, of all partitions together: 32 bytes each
 _RUN_COSTS_BATCHES = 16  # what a run takes besides
+_PLACES_MAX = 1 << 14  # even batches in the tables of all partitions: then they begin anew; 300 bytes each
 
 PartitionKey = tuple[int, int]
 
@@ -65,6 +69,35 @@ class _Run:
         return LogBatch(int(self._bases[at]), int(self._ends[at]), start, int(self._sizes[at]))
 
 
+class _Places:
+    """The even batches of one partition that were touched, and a table of them: made anew once an eighth as many
+    times a batch was looked up that it did not have.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[int, ...]] = {}  # by base offset: its end, and columns of ``taking``
+        self._missed = 0
+        self.bases: NDArray[np.int64] = np.empty(0, np.int64)
+        self.ends: NDArray[np.int64] = np.empty(0, np.int64)
+        self.table: NDArray[np.int64] = np.empty((0, PLACE_COLUMNS), np.int64)
+
+    def add(self, batch: LogBatch, even: Even) -> bool:
+        """Whether it was not there."""
+        self._missed += 1
+        if batch.base in self._found:
+            return False
+        self._found[batch.base] = (batch.end, batch.position, batch.size, *even)
+        return True
+
+    def refresh(self) -> None:
+        if 8 * self._missed > len(self._found):
+            self._missed = 0
+            bases = sorted(self._found)
+            columns = np.array([self._found[base] for base in bases], np.int64)
+            self.bases, self.ends = np.array(bases, np.int64), columns[:, 0]
+            self.table = np.ascontiguousarray(columns[:, 1:])
+
+
 class LogRows:
     """The rows of dispatched offsets."""
 
@@ -77,10 +110,13 @@ class LogRows:
         self._runs: OrderedDict[tuple[PartitionKey, int], _Run] = OrderedDict()
         self._bases: dict[PartitionKey, list[int]] = {}  # of the runs that are kept, ascending
         self._cost = 0
+        self._places: dict[PartitionKey, _Places] = {}
+        self._places_held = 0
         self._truncations = core.log.truncations
 
     def find(self, key: PartitionKey, offset: int) -> tuple[LogBatch, BatchRows] | None:
         """The batch that holds an offset of a partition; None when it has expired. *Errors*: Corrupt."""
+        truncations = self._core.log.truncations
         run, data = self._known(key, offset), b""
         try:
             if run is None:
@@ -92,9 +128,30 @@ class LogRows:
             if batch.position < self._core.log.start:
                 return None
             start = batch.position - run.position
-            return batch, self._rows(batch, memoryview(data)[start : start + batch.size])
+            rows = self._rows(batch, memoryview(data)[start : start + batch.size])
         except OffsetExpired:
             return None  # since a line ago
+        if rows.even is not None:
+            self._note_place(key, batch, rows.even, truncations)
+        return batch, rows
+
+    def take_known(self, key: PartitionKey, offsets: I64, picks: I64, taking: Taking) -> NDArray[np.bool_]:
+        """Answers the offsets (ascending) of batches that are known and best read row by row; True where one is left."""
+        is_left = np.ones(len(offsets), np.bool_)
+        with self._lock:
+            self._check_truncations()
+            places = self._places.get(key)
+            if places is None:
+                return is_left
+            places.refresh()
+            bases, ends, table = places.bases, places.ends, places.table
+        numbers = np.searchsorted(bases, offsets, "right") - 1
+        inside = np.flatnonzero(numbers >= 0)
+        numbers = numbers[inside]
+        is_known = (offsets[inside] < ends[numbers]) & (table[numbers, 0] >= self._core.log.start)
+        inside, numbers = inside[is_known], numbers[is_known]
+        is_left[inside] = taking.known(self, table, numbers, offsets[inside] - bases[numbers], picks[inside])
+        return is_left
 
     def range(self, position: int, size: int) -> FileRange:
         return self._core.log.range(position, size)
@@ -105,14 +162,30 @@ class LogRows:
     def fault(self, position: int, what: str) -> Corrupt:
         return Corrupt(f"commit log position {position}: {what}", position=position)
 
+    def _note_place(self, key: PartitionKey, batch: LogBatch, even: Even, truncations: int) -> None:
+        """``truncations``: how many there had been before the batch was found."""
+        with self._lock:
+            if not truncations == self._core.log.truncations == self._truncations:
+                return  # what was found may be gone
+            if self._places_held >= _PLACES_MAX:
+                self._places.clear()
+                self._places_held = 0
+            self._places_held += self._places.setdefault(key, _Places()).add(batch, even)
+
+    def _check_truncations(self) -> None:
+        """Under the lock: nothing that was known before a truncation is believed."""
+        if self._truncations != self._core.log.truncations:
+            self._truncations = self._core.log.truncations
+            self._token = object()
+            self._runs.clear()
+            self._bases.clear()
+            self._cost = 0
+            self._places.clear()
+            self._places_held = 0
+
     def _known(self, key: PartitionKey, offset: int) -> _Run | None:
         with self._lock:
-            if self._truncations != self._core.log.truncations:
-                self._truncations = self._core.log.truncations
-                self._token = object()
-                self._runs.clear()
-                self._bases.clear()
-                self._cost = 0
+            self._check_truncations()
             bases = self._bases.get(key)
             at = bisect_right(bases, offset) - 1 if bases else -1
             if bases is None or at < 0:

@@ -14,6 +14,7 @@ from firn_node.kernels.jit import kernel
 
 _LENGTHS_AT = HEADER_BYTES + LENGTHS_BYTES
 _BYTES = "Array(uint8, 1, 'C', readonly=True)"
+_PLACES = "Array(int64, 2, 'C', readonly=True)"
 _WHERE = "Array(int64, 1, 'C', readonly=True)"
 NONE = -1  # no record, or a tombstone
 AGAIN = -3  # another key's row, or a doubtful one: the look-up of a single key tells
@@ -82,16 +83,77 @@ def take_rows(
     return needed
 
 
-@kernel(f"void({_BYTES}, {_BYTES}, {_WHERE}, {_WHERE}, boolean[::1])")
-def same_keys(found: Any, keys: Any, key_starts: Any, picks: Any, is_same: Any) -> Any:
-    """Whether the keys in ``found``, each as long as the wanted one, are the wanted ones."""
+@kernel(
+    f"int64({_PLACES}, {_WHERE}, {_WHERE}, {_WHERE}, {_WHERE}, int64, int64[::1], int64[::1], int64[::1])"
+)
+def ranges_of_rows(
+    places: Any, numbers: Any, rows: Any, picks: Any, key_starts: Any, shift: Any, lengths: Any,
+    positions: Any, sizes: Any,
+) -> Any:  # fmt: skip
+    """How many ranges hold the wanted rows of even batches; ``positions`` and ``sizes`` have room for four a row.
+
+    Of each row: key, timestamp, offset delta (where offsets are sparse), value. One whose key has another length
+    has no ranges, its length is AGAIN. ``places``: the columns of ``firn_node.compaction.taking``; ``shift`` is
+    added to their positions.
+    """
+    n = 0
+    for i in range(len(rows)):
+        number, row, pick = numbers[i], rows[i], picks[i]
+        start = places[number, 0] + shift
+        key_size, value_size = places[number, 3], max(places[number, 5], 0)
+        if key_starts[pick + 1] - key_starts[pick] != key_size:
+            lengths[pick] = AGAIN
+            continue
+        positions[n], sizes[n] = start + places[number, 2] + row * key_size, key_size
+        positions[n + 1], sizes[n + 1] = start + places[number, 6] + 8 * row, 8
+        n += 2
+        if places[number, 7] >= 0:
+            positions[n], sizes[n] = start + places[number, 7] + 4 * row, 4
+            n += 1
+        positions[n], sizes[n] = start + places[number, 4] + row * value_size, value_size
+        n += 1
+    return n
+
+
+@kernel(
+    f"int64({_PLACES}, {_WHERE}, {_WHERE}, {_WHERE}, {_BYTES}, {_WHERE}, {_BYTES},"
+    " int64[::1], int64[::1], int64[::1], int64[::1], uint8[::1], int64)"
+)
+def take_ranges(
+    places: Any, numbers: Any, rows: Any, picks: Any, keys: Any, key_starts: Any, data: Any,
+    offsets: Any, timestamps: Any, lengths: Any, starts: Any, arena: Any, used: Any,
+) -> Any:  # fmt: skip
+    """Where ``arena`` ends with the values of the rows, whose ranges (``ranges_of_rows``) are in ``data``.
+
+    ``arena`` has room for them from ``used`` on. As ``take_rows`` otherwise.
+    """
     at = 0
-    for i in range(len(picks)):
-        is_same[i] = True
-        for j in range(key_starts[picks[i]], key_starts[picks[i] + 1]):
-            if found[at] != keys[j]:
-                is_same[i] = False
-            at += 1
+    for i in range(len(rows)):
+        number, row, pick = numbers[i], rows[i], picks[i]
+        key_size, value_size = places[number, 3], places[number, 5]
+        first = key_starts[pick]
+        if key_starts[pick + 1] - first != key_size:
+            continue
+        is_same = True
+        for j in range(key_size):
+            if data[at + j] != keys[first + j]:
+                is_same = False
+        at += key_size
+        offset, timestamp = places[number, 8] + row, load_i64(data, at)
+        at += 8
+        if places[number, 7] >= 0:
+            offset = places[number, 8] + np.int64(load_u32(data, at))
+            at += 4
+        if is_same:
+            offsets[pick], timestamps[pick] = offset, timestamp
+            lengths[pick], starts[pick] = value_size if value_size >= 0 else NONE, used
+            for j in range(value_size):
+                arena[used + j] = data[at + j]
+            used += max(value_size, 0)
+        else:
+            lengths[pick] = AGAIN
+        at += max(value_size, 0)
+    return used
 
 
 @kernel("void(Array(uint8, 1, 'C', readonly=True), int64[::1], int64[::1], uint8[::1])")
