@@ -6,7 +6,8 @@ import pytest
 from firn_sim.batches import batch, sized
 from firn_sim.disk import SimDisk
 
-from firn.errors import InvariantBroken, MalformedBatch
+from firn.batch import header_crc
+from firn.errors import Corrupt, InvariantBroken, MalformedBatch
 from firn_node import failpoints
 from firn_node.filecache import FileCache
 from firn_node.log.commitlog import CommitLog
@@ -26,7 +27,8 @@ def whole(log: CommitLog) -> bytes:
 
 def copied(source: CommitLog, target: CommitLog, *, chunk: int) -> None:
     for position, data in source.scan(target.written_end, source.written_end, chunk=chunk):
-        assert target.append_copy(position, data) == position + len(data) == target.written_end
+        assert target.append_copy(position, data, after=0) == ()
+        assert target.written_end == position + len(data)
 
 
 @pytest.mark.parametrize("chunk", [200, 3_000, 1 << 20])
@@ -65,7 +67,7 @@ def test_copied_segments_are_cut_where_single_appends_would_cut_them() -> None:
     one_by_one, at_once = open_log(SimDisk(1)), open_log(SimDisk(2))
     for each in batches:
         one_by_one.append([each])
-    at_once.append_copy(0, b"".join(batches))
+    at_once.append_copy(0, b"".join(batches), after=0)
     assert at_once.extents() == one_by_one.extents()
     assert at_once.segments() == one_by_one.segments()
 
@@ -79,14 +81,35 @@ def test_a_copy_that_is_damaged_anywhere_is_refused_and_changes_nothing() -> Non
         damaged = bytearray(good)
         damaged[at] ^= 4
         with pytest.raises(MalformedBatch):
-            log.append_copy(log.written_end, bytes(damaged))
+            log.append_copy(log.written_end, bytes(damaged), after=0)
     for end in (1, 103, len(good) - 8):
         with pytest.raises(MalformedBatch):
-            log.append_copy(log.written_end, good[:end])
+            log.append_copy(log.written_end, good[:end], after=0)
     with pytest.raises(MalformedBatch):
-        log.append_copy(log.written_end, b"")
+        log.append_copy(log.written_end, b"", after=0)
     assert whole(log) == before
-    assert log.append_copy(len(before), good) == len(before + good)
+    log.append_copy(len(before), good, after=0)
+    assert whole(log) == before + good
+
+
+def of_epoch(epoch: int, serial: int) -> bytes:
+    data = bytearray(sized(400, serial))
+    data[44:48] = epoch.to_bytes(4, "little")
+    data[8:12] = header_crc(data[:104]).to_bytes(4, "little")
+    return bytes(data)
+
+
+def test_a_copy_tells_of_the_epochs_that_begin_in_it_and_refuses_one_that_goes_back() -> None:
+    log = open_log(SimDisk(1))
+    first = b"".join(of_epoch(epoch, serial) for serial, epoch in enumerate((3, 3, 4, 7)))
+    size = len(first) // 4
+    assert log.append_copy(0, first, after=3) == ((4, 2 * size), (7, 3 * size))
+    assert log.append_copy(len(first), of_epoch(7, 4), after=7) == ()
+    end = log.written_end
+    for data, after in ((of_epoch(6, 5), 7), (of_epoch(8, 5) + of_epoch(7, 6), 7)):
+        with pytest.raises(Corrupt, match="after epoch"):
+            log.append_copy(end, data, after=after)
+    assert log.written_end == end
 
 
 @pytest.mark.parametrize("off", [-8, 8])
@@ -95,7 +118,7 @@ def test_a_copy_of_another_position_is_refused(off: int) -> None:
     log.append([sized(500, 0)])
     end = log.written_end
     with pytest.raises(InvariantBroken, match="cannot go to the end"):
-        log.append_copy(end + off, sized(300, 1))
+        log.append_copy(end + off, sized(300, 1), after=0)
     assert log.written_end == end
 
 
@@ -127,7 +150,7 @@ def test_a_crash_while_an_empty_log_is_moved_leaves_it_here_or_there(power: bool
             assert log.start == log.written_end
             assert log.start in ((4096, to) if stop == steps[0] else (to,))
             log.begin_at(to)
-            log.append_copy(to, sized(500, 1))
+            log.append_copy(to, sized(500, 1), after=0)
             log.sync()
             disk.crash()
             again = open_log(disk)

@@ -147,12 +147,13 @@ class CommitLog(LogReader):
             )
             return positions
 
-    def append_copy(self, position: int, data: Buffer) -> int:
-        """The log's new end, after appending batches as another replica's log has them from ``position`` on.
+    def append_copy(self, position: int, data: Buffer, *, after: int) -> tuple[tuple[int, int], ...]:
+        """Append batches as another replica's log has them from ``position`` on, behind epoch ``after``.
 
-        Byte-identical by position; segments are cut here as this log cuts them. *Effects* and further errors: as
-        of ``append``. *Errors*: MalformedBatch unless all of ``data`` is whole batches whose checksums hold, and
-        InvariantBroken unless ``position`` is the written end; nothing is appended then.
+        *Shape*: (epoch, position) of the epochs that begin in them. Byte-identical by position; segments are cut
+        here as this log cuts them. *Effects* and further errors: as of ``append``. *Errors*: MalformedBatch unless
+        all of ``data`` is whole batches whose checksums hold, Corrupt for epochs that go back, InvariantBroken
+        unless ``position`` is the written end; nothing is appended then.
         """
         with self._append_lock:
             self._check_usable()
@@ -162,10 +163,11 @@ class CommitLog(LogReader):
                 )
             start = self._view.starts[-1]
             plan = plan_copy(
-                data, position, segment_start=start, segment_bytes=self._segment_bytes, check=self._check
-            )
+                data, position, after=after, segment_start=start, segment_bytes=self._segment_bytes,
+                check=self._check,
+            )  # fmt: skip
             self._write(plan)
-            return plan.end
+            return plan.epochs
 
     def _write(self, plan: Plan) -> None:
         """The steps of an append, under ``_append_lock``."""

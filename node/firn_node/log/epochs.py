@@ -4,7 +4,7 @@ import numpy as np
 
 from firn.batch import Buffer
 from firn.errors import Corrupt
-from firn_node.log.walk import headers
+from firn_node.log.walk import Headers, headers
 
 _EPOCH_WORD = 11  # a header's bytes 44 to 48
 
@@ -14,8 +14,15 @@ def epoch_starts(data: Buffer, position: int, *, after: int) -> list[tuple[int, 
 
     ``after``: the epoch of what lies before. *Errors*: Corrupt where an epoch is lower than the one before it.
     """
-    found = headers(data)
-    epochs = np.frombuffer(data, "<u4", found.end // 4)[(found.starts >> 2) + _EPOCH_WORD].astype(np.int64)
+    return epoch_starts_of(headers(data), data, position, after=after)
+
+
+def epoch_starts_of(found: Headers, data: Buffer, position: int, *, after: int) -> list[tuple[int, int]]:
+    """``epoch_starts``, when the headers are known."""
+    epochs = np.frombuffer(data, "<u4", found.end // 4)[(found.starts >> 2) + _EPOCH_WORD]
+    if (epochs == after).all():  # nearly always
+        return []
+    epochs = epochs.astype(np.int64)
     steps = np.diff(epochs, prepend=after)
     changes = np.flatnonzero(steps).tolist()
     for row in changes:

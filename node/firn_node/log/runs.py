@@ -7,6 +7,7 @@ import numpy as np
 
 from firn.batch import HEADER_BYTES, Buffer
 from firn.errors import InvariantBroken, MalformedBatch
+from firn_node.log.epochs import epoch_starts_of
 from firn_node.log.recovery import Check
 from firn_node.log.segment import Topics
 from firn_node.log.walk import TopicBytes, add_topics, announced_size, headers
@@ -36,6 +37,7 @@ class Plan:
     runs: list[Run]
     end: int  # of the log, once all is written
     append_ms: int  # the newest
+    epochs: tuple[tuple[int, int], ...] = ()  # that begin in a copy: (epoch, position)
 
 
 def plan_batches(
@@ -58,10 +60,13 @@ def plan_batches(
     return Plan([run for run in runs if run.parts], positions[-1] + len(batches[-1]), newest)
 
 
-def plan_copy(data: Buffer, position: int, *, segment_start: int, segment_bytes: int, check: Check) -> Plan:
+def plan_copy(
+    data: Buffer, position: int, *, after: int, segment_start: int, segment_bytes: int, check: Check
+) -> Plan:
     """The runs of whole batches that lie one after another in ``data``, as another replica's log has them.
 
-    A step per segment, not per batch. *Errors*: MalformedBatch unless all of it is whole, sound batches.
+    A step per segment, not per batch. ``after``: the epoch of what lies before.
+    *Errors*: MalformedBatch unless all of it is whole, sound batches; Corrupt for epochs that go back.
     """
     good, fault = check(data)
     if good != len(data) or not good:
@@ -70,19 +75,20 @@ def plan_copy(data: Buffer, position: int, *, segment_start: int, segment_bytes:
         )
     found, view = headers(data), memoryview(data)
     starts, ends = found.starts + position, found.starts + found.sizes + position
+    epochs = epoch_starts_of(found, data, position, after=after)
     runs, first, start = [], 0, segment_start
     while first < len(starts):
-        after = int(np.searchsorted(ends, start + segment_bytes, "right"))
-        if after <= first and starts[first] > start:
+        limit = int(np.searchsorted(ends, start + segment_bytes, "right"))
+        if limit <= first and starts[first] > start:
             start = int(starts[first])
             continue
-        after = max(after, first + 1)  # a batch larger than a segment is alone in one
+        limit = max(limit, first + 1)  # a batch larger than a segment is alone in one
         topics: Topics = {}
-        add_topics(topics, found.rows(first, after))
-        part = view[int(starts[first]) - position : int(ends[after - 1]) - position]
+        add_topics(topics, found.rows(first, limit))
+        part = view[int(starts[first]) - position : int(ends[limit - 1]) - position]
         runs.append(Run(start, [part], [(topic_id, *counted) for topic_id, counted in topics.items()]))
-        first = after
-    return Plan(runs, position + len(data), int(found.append_ms.max()))
+        first = limit
+    return Plan(runs, position + len(data), int(found.append_ms.max()), tuple(epochs))
 
 
 def _row_of(batch: Buffer) -> Row:

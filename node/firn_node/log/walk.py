@@ -70,18 +70,23 @@ def add_topics(topics: dict[int, TopicBytes], found: Headers) -> None:
     """Add the bytes and newest append times of ``found`` to ``topics``: a step per topic, not per batch."""
     if not len(found.starts):
         return
+    if (found.topic_ids == found.topic_ids[0]).all():
+        _add(topics, int(found.topic_ids[0]), int(found.sizes.sum()), int(found.append_ms.max()))
+        return
     ids, rows = np.unique(found.topic_ids, return_inverse=True)
     sums = np.zeros(len(ids), np.int64)
     np.add.at(sums, rows, found.sizes)
     newest = np.full(len(ids), np.iinfo(np.int64).min)
     np.maximum.at(newest, rows, found.append_ms)
     for topic_id, size, stamp in zip(ids.tolist(), sums.tolist(), newest.tolist(), strict=True):
-        before = topics.get(topic_id)
-        topics[topic_id] = (
-            TopicBytes(size, stamp)
-            if before is None
-            else TopicBytes(before.bytes + size, max(before.newest_append_ms, stamp))
-        )
+        _add(topics, topic_id, size, stamp)
+
+
+def _add(topics: dict[int, TopicBytes], topic_id: int, size: int, stamp: int) -> None:
+    before = topics.get(topic_id)
+    if before is not None:
+        size, stamp = before.bytes + size, max(before.newest_append_ms, stamp)
+    topics[topic_id] = TopicBytes(size, stamp)
 
 
 def walk_file(

@@ -4,11 +4,10 @@ The epochs of a copy are read off its own headers, not taken from the frame that
 """
 
 from firn.batch import Buffer
-from firn.errors import Corrupt, InvariantBroken
+from firn.errors import InvariantBroken
 from firn.types import Epoch, Position
 from firn_node.clock import LogClock
 from firn_node.log import CommitLog
-from firn_node.log.epochs import epoch_starts
 from firn_node.replication.doors.epochfile import EpochFile
 from firn_node.replication.epochstart import epoch_start_batch
 from firn_node.replication.events import Written
@@ -36,18 +35,12 @@ class LogDoor:
     def append_frame(self, frame: Frame, data: Buffer, *, after: Epoch) -> Written:
         """Append what a master has sent; ``after``: the epoch of what lies before.
 
-        *Errors*: Corrupt for epochs that go back, or past the master's; else as of ``CommitLog.append_copy``. Nothing
-        is appended then.
+        *Errors*: as of ``CommitLog.append_copy``; nothing is appended then.
         """
         if len(data) != frame.end - frame.start:
             raise InvariantBroken("a frame is written in the step that received it")
-        found = epoch_starts(data, frame.start, after=after)
-        if found and found[-1][0] > frame.header.epoch:
-            raise Corrupt(
-                f"epoch {found[-1][0]} in a frame of epoch {frame.header.epoch}", position=frame.start
-            )
-        end = self._log.append_copy(frame.start, data)
-        return Written(Position(end), tuple(EpochStart(Epoch(e), Position(p)) for e, p in found))
+        found = self._log.append_copy(frame.start, data, after=after)
+        return Written(frame.end, tuple(EpochStart(Epoch(e), Position(p)) for e, p in found))
 
     def cut(self, history: History, end: Position) -> None:
         """Cut the log: 1. the epoch file, 2. the log. *Effects*: durable on return; takes its time."""
