@@ -7,7 +7,8 @@ It runs on the event loop, whole requests at a time, so that nothing has to be l
 3. number the accepted ones (header fields and CRC, one kernel call);
 4. one write into the page cache;
 5. remember them: next offsets, active key index, producer rows, pending dispatch;
-6. ``flush: sync``: acknowledged when the flusher thread has synced past them; ``interval``: now.
+6. what was appended may be acknowledged when ``Commits`` says so: a single broker's ``flush: sync`` once the flusher
+   thread has synced past it, ``interval`` at once.
 
 A failed write changes nothing but the broker's health; every later request sees the state before it.
 """
@@ -32,9 +33,10 @@ from firn.errors import (
     Unavailable,
     UnknownTopic,
 )
+from firn.topicspec import DurabilitySpec
 from firn_node.engine.api import Appended, Outcome
+from firn_node.engine.commits import Commits
 from firn_node.engine.core import Core
-from firn_node.engine.flusher import UNSYNCED_BYTES_MAX, Flusher
 from firn_node.engine.lookup import Lookup
 from firn_node.engine.partition import Partition, Pending
 from firn_node.engine.partitions import Partitions
@@ -43,7 +45,6 @@ from firn_node.failpoints import step
 from firn_node.kernels import Group, Head, fault_error, inspect_group, stamp_group
 
 _log = logging.getLogger(__name__)
-_UNSYNCED_WAIT_BYTES = 3 * UNSYNCED_BYTES_MAX
 # Plain numbers: an operator of an enum costs a microsecond a batch.
 _BROKERS_FLAGS = int(Flag.OFFSETS_SPARSE | Flag.REBUILT | Flag.CONTROL)
 _HAS_QUEUES = int(Flag.HAS_QUEUES)
@@ -70,15 +71,23 @@ class _Plan:
     partitions: list[Partition] = field(default_factory=list)
     next_offsets: dict[tuple[int, int], int] = field(default_factory=dict)
     producers: dict[tuple[int, int, int], ProducerRow] = field(default_factory=dict)  # as they will be
-    waits_for_sync: bool = False
-    duplicates: bool = False
+
+
+@dataclass(slots=True)
+class _Told:
+    """What decides when a request's outcomes may be told."""
+
+    durabilities: list[DurabilitySpec] = field(
+        default_factory=list
+    )  # of what was appended; neighbours differ
+    names_older: bool = False
 
 
 class Appender:
-    def __init__(self, core: Core, partitions: Partitions, flusher: Flusher, lookup: Lookup) -> None:
+    def __init__(self, core: Core, partitions: Partitions, commits: Commits, lookup: Lookup) -> None:
         self._core = core
         self._partitions = partitions
-        self._flusher = flusher
+        self._commits = commits
         self._lookup = lookup
         self.written: deque[Written] = deque()  # in log order, for the dispatcher
 
@@ -93,41 +102,41 @@ class Appender:
         view = np.frombuffer(writable, np.uint8)
         group = inspect_group(view, self._core.secret)
         heads = group.heads()
+        told = _Told()
         if conditions is not None and any(c is not None for c in conditions):
-            outcomes, sync = self._append_conditional(writable, group, heads, conditions)
+            outcomes = self._append_conditional(writable, group, heads, conditions, told)
         else:
-            outcomes, sync = self._append(writable, group, heads, range(len(heads)))
-        log = self._core.log
-        if sync or any(isinstance(o, Conflict) for o in outcomes):
-            return outcomes, self._flusher.reached(log.written_end)
-        if log.written_end - self._core.dispatched_position > _UNSYNCED_WAIT_BYTES:
-            # `flush: interval` on a disk that does not keep up: what is not synced is held in memory.
-            return outcomes, self._flusher.reached(log.written_end - _UNSYNCED_WAIT_BYTES)
-        return outcomes, None
+            outcomes = self._append(writable, group, heads, range(len(heads)), told)
+        names_older = told.names_older or any(isinstance(o, Conflict) for o in outcomes)
+        return outcomes, self._commits.promise(told.durabilities, names_older=names_older)
 
-    def append_internal(self, batch: Buffer) -> int:
-        """Append one batch of an internal topic; its end position. Await the flusher before relying on it."""
+    def append_internal(self, batch: Buffer) -> Awaitable[None]:
+        """Append one batch of an internal topic, now; what comes back is done once it is committed and dispatched."""
         writable = bytearray(batch)
         group = inspect_group(np.frombuffer(writable, np.uint8), self._core.secret)
-        outcomes, _ = self._append(writable, group, group.heads(), range(len(group)), is_internal=True)
+        told = _Told()
+        outcomes = self._append(writable, group, group.heads(), range(len(group)), told, is_internal=True)
+        promise = self._commits.promise(told.durabilities, names_older=False)
         for outcome in outcomes:
             if isinstance(outcome, FirnError):
                 raise outcome
-        return self._core.log.written_end
+        return self._dispatched(promise, self._core.log.written_end)
+
+    async def _dispatched(self, promise: Awaitable[None] | None, end: int) -> None:
+        if promise is not None:
+            await promise
+        await self._commits.wait(end)
 
     def _append_conditional(
-        self, data: bytearray, group: Group, heads: list[Head], conditions: Sequence[int | None]
-    ) -> tuple[list[Outcome], bool]:
+        self, data: bytearray, group: Group, heads: list[Head], conditions: Sequence[int | None], told: _Told
+    ) -> list[Outcome]:
         """One batch after another: each condition sees what was appended before it in the same request."""
         if len(conditions) != len(group):
             raise Invalid(f"if_offset: {len(conditions)} conditions for {len(group)} batches")
         outcomes: list[Outcome] = []
-        any_sync = False
         for i, condition in enumerate(conditions):
-            found, sync = self._append(data, group, heads, [i], condition)
-            outcomes += found
-            any_sync |= sync
-        return outcomes, any_sync
+            outcomes += self._append(data, group, heads, [i], told, condition)
+        return outcomes
 
     def _append(
         self,
@@ -135,17 +144,25 @@ class Appender:
         group: Group,
         heads: list[Head],
         rows: Sequence[int],
+        told: _Told,
         condition: int | None = None,
         *,
         is_internal: bool = False,
-    ) -> tuple[list[Outcome], bool]:
+    ) -> list[Outcome]:
         plan = _Plan([None] * len(rows))
+        durabilities: list[DurabilitySpec] = []
         writable = self._refusal()
         for at, i in enumerate(rows):
             try:
                 if writable is not None:
                     raise writable
-                self._plan_batch(data, group, heads[i], i, at, plan, condition, is_internal=is_internal)
+                durability = self._plan_batch(
+                    data, group, heads[i], i, at, plan, condition, is_internal=is_internal
+                )
+                if durability is None:
+                    told.names_older = True  # a duplicate: answered once what it names is committed
+                elif not durabilities or durabilities[-1] is not durability:
+                    durabilities.append(durability)
             except FirnError as error:
                 plan.outcomes[at] = error
             except OSError as error:  # reading what is known of its partition; the others go on
@@ -153,12 +170,13 @@ class Appender:
         if plan.chosen:
             try:
                 self._write(data, group, heads, plan)
+                told.durabilities += durabilities
             except OSError as error:
                 refused = self._write_failed(error)
                 plan.outcomes = [
                     o if o is not None and isinstance(o, FirnError) else refused for o in plan.outcomes
                 ]
-        return [o for o in plan.outcomes if o is not None], plan.waits_for_sync or plan.duplicates
+        return [o for o in plan.outcomes if o is not None]
 
     def _refusal(self) -> FirnError | None:
         health = self._core.health
@@ -179,7 +197,8 @@ class Appender:
         condition: int | None,
         *,
         is_internal: bool,
-    ) -> None:
+    ) -> DurabilitySpec | None:
+        """What an accepted batch asks for; None for one that is there already."""
         if head.fault:
             raise fault_error(group, i)
         if head.flags & _BROKERS_FLAGS:
@@ -196,15 +215,16 @@ class Appender:
                 f"light queues need the index kind rocksdb; this broker's is {self._core.index.kind}, so write the "
                 "records without queues, or migrate with `firn index migrate --to rocksdb`"
             )
+        durability = topic.spec.durability
+        if (refused := self._commits.refusal(durability)) is not None:
+            raise refused
         partition = self._partitions.get(topic, head.partition)
         records = head.records
-        sync = topic.spec.durability.flush == "sync"
         if head.producer_id:
             known = self._check_sequence(partition, head, plan)
             if known is not None:
                 plan.outcomes[at] = Appended(topic.topic_id, partition.number, known, records)
-                plan.duplicates = True  # answered once what it names is committed
-                return
+                return None
         try:
             if condition is not None:
                 self._check_condition(partition, data, group, head, condition)
@@ -218,9 +238,9 @@ class Appender:
         plan.chosen.append(i)
         plan.bases.append(base)
         plan.partitions.append(partition)
-        plan.waits_for_sync |= sync
         if head.producer_id:
             self._plan_sequence(partition, head, plan, base)
+        return durability
 
     def _check_sequence(self, partition: Partition, head: Head, plan: _Plan) -> int | None:
         row = plan.producers.get((*partition.key, head.producer_id))
@@ -268,7 +288,7 @@ class Appender:
         view = memoryview(data)
         bases = np.full(len(group), -1, np.int64)
         bases[plan.chosen] = plan.bases
-        stamp_group(data, group, bases, core.epoch, now)
+        stamp_group(data, group, bases, self._commits.epoch, now)
         chosen = [heads[i] for i in plan.chosen]
         batches = [view[head.start : head.start + head.size] for head in chosen]
         step("append.stamped")
@@ -281,7 +301,6 @@ class Appender:
         self.written.append(Written(data, group, plan.chosen, positions, core.log.written_end))
         core.metrics["append_batches"] += len(plan.chosen)
         core.metrics["append_bytes"] += sum(map(len, batches))
-        self._flusher.wrote(sync=plan.waits_for_sync)
 
     def _remember(
         self, partition: Partition, group: Group, head: Head, base: int, position: int, now: int

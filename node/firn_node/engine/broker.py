@@ -47,6 +47,7 @@ from firn_node.engine.api import (
 )
 from firn_node.engine.appender import Appender
 from firn_node.engine.catalogue import Catalogue
+from firn_node.engine.commits import Commits
 from firn_node.engine.core import Core, Health
 from firn_node.engine.dispatcher import Dispatcher
 from firn_node.engine.flusher import Flusher
@@ -166,16 +167,16 @@ class Broker:
         )
         self.metrics = core.metrics
         self.partitions = Partitions(core)
-        self._flusher = Flusher(core, self._on_durable)
+        self._commits: Commits = Flusher(core, self._on_durable)
         self._lookup = Lookup(core, self.partitions)
-        self._appender = Appender(core, self.partitions, self._flusher, self._lookup)
+        self._appender = Appender(core, self.partitions, self._commits, self._lookup)
         self._dispatcher = Dispatcher(core, self.partitions, self._dispatched)
         self._snapshots = Snapshots(core)
-        self._reader = Reader(core, self.partitions, self._flusher, self._lookup, self._snapshots)
-        self._sealer = Sealer(core, self.partitions, self._flusher)
-        self._scheduler = Scheduler(core, self.partitions, self._flusher)
-        self._topics = Topics(core, self._appender, self._flusher)
-        self._groups = Groups(core, self.partitions, self._appender, self._flusher, self._lookup)
+        self._reader = Reader(core, self.partitions, self._commits, self._lookup, self._snapshots)
+        self._sealer = Sealer(core, self.partitions, self._commits)
+        self._scheduler = Scheduler(core, self.partitions, self._commits)
+        self._topics = Topics(core, self._appender)
+        self._groups = Groups(core, self.partitions, self._appender, self._commits, self._lookup)
         self._states_known = False
         self._producers_checked = float("-inf")
         core.dispatched_position = max(index.checkpoint, log.start)
@@ -234,7 +235,7 @@ class Broker:
         # What a cancelled task has begun in a thread goes on there: nothing is closed under it.
         await asyncio.gather(*self._in_threads, return_exceptions=True)
         await self._scheduler.stop()
-        await self._flusher.stop()
+        await self._commits.stop()
         await self._sealer.stop()
         self._snapshots.close_all()
         if self.core.health.failed is None:
@@ -359,7 +360,7 @@ class Broker:
         """The raw records of a key in a time range, oldest first."""
         self._check_serving()
         info = self.core.catalogue.named(topic)
-        await self._flusher.wait(self.core.log.written_end)
+        await self._commits.wait(self.core.log.written_end)
         return await self._in_thread(
             lambda: list(messages.records_by_key(self.core, info, key, since_ms, until_ms))
         )
@@ -367,7 +368,7 @@ class Broker:
     async def find_id(self, topic: str, id: str) -> Record | None:
         self._check_serving()
         info = self.core.catalogue.named(topic)
-        await self._flusher.wait(self.core.log.written_end)
+        await self._commits.wait(self.core.log.written_end)
         return messages.record_by_id(self.core, self._lookup.batches, info, id)
 
     async def offset_of_time(self, topic: str, partition: int, timestamp_ms: int) -> int:

@@ -5,12 +5,13 @@ loop when a sync has ended, before anyone who waited is told, so acknowledged me
 """
 
 import asyncio
-import heapq
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 
-from firn.errors import Unavailable
+from firn.errors import FirnError, Unavailable
+from firn.topicspec import DurabilitySpec
+from firn_node.engine.commits import Waiters
 from firn_node.engine.core import Core
 from firn_node.failpoints import step
 
@@ -18,6 +19,8 @@ _log = logging.getLogger(__name__)
 
 # `flush: interval` is synced early beyond this: what is not dispatched yet is held in memory.
 UNSYNCED_BYTES_MAX = 8 << 20
+UNSYNCED_WAIT_BYTES = 3 * UNSYNCED_BYTES_MAX
+FIRST_EPOCH = 1  # of a single broker, which has no other
 
 
 class Flusher:
@@ -25,8 +28,7 @@ class Flusher:
         self._core = core
         self._on_durable = on_durable
         self._loop = asyncio.get_running_loop()
-        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
-        self._number = 0
+        self._waiters = Waiters()
         self._wanted = threading.Event()
         self._stopping = False
         self._syncing = False
@@ -34,41 +36,52 @@ class Flusher:
         self._thread = threading.Thread(target=self._run, name="firn-flusher", daemon=True)
         self._thread.start()
 
-    def wrote(self, *, sync: bool) -> None:
-        """Bytes were appended: sync them now, or within ``flushInterval``."""
-        if sync or self._core.log.written_end - self._core.log.durable_end > UNSYNCED_BYTES_MAX:
-            self._request()
-        elif self._timer is None:
-            self._timer = self._loop.call_later(
-                self._core.settings.flush_interval_ms / 1000, self._interval_over
-            )
+    @property
+    def epoch(self) -> int:
+        return FIRST_EPOCH
+
+    def refusal(self, durability: DurabilitySpec) -> FirnError | None:
+        return None
+
+    def promise(self, durabilities: Sequence[DurabilitySpec], *, names_older: bool) -> Awaitable[None] | None:
+        """As ``Commits``: bytes that were appended are synced now, or within ``flushInterval``."""
+        log = self._core.log
+        sync = any(durability.flush == "sync" for durability in durabilities)
+        if durabilities:
+            if sync or log.written_end - log.durable_end > UNSYNCED_BYTES_MAX:
+                self._request()
+            elif self._timer is None:
+                self._timer = self._loop.call_later(
+                    self._core.settings.flush_interval_ms / 1000, self._interval_over
+                )
+        if sync or names_older:
+            return self.reached(log.written_end)
+        if log.written_end - self._core.dispatched_position > UNSYNCED_WAIT_BYTES:
+            # `flush: interval` on a disk that does not keep up: what is not synced is held in memory.
+            return self.reached(log.written_end - UNSYNCED_WAIT_BYTES)
+        return None
 
     async def wait(self, position: int) -> None:
-        """Return when all bytes below ``position`` are durable and dispatched.
-
-        Errors: Unavailable when that can no longer happen; then nothing above the durable end was acknowledged.
-        """
         reached = self.reached(position)
         if reached is not None:
             await reached
 
     def reached(self, position: int) -> "asyncio.Future[None] | None":
-        """What ``wait`` waits for; None when it need not."""
         self._core.health.check_serving()
         if self._core.dispatched_position >= position:
             return None
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._number += 1
-        heapq.heappush(self._waiters, (position, self._number, future))
+        future = self._waiters.add(position)
         self._request()
         return future
 
     def settle(self) -> None:
-        """Tell those whose bytes are durable and dispatched now."""
-        while self._waiters and self._waiters[0][0] <= self._core.dispatched_position:
-            future = heapq.heappop(self._waiters)[2]
-            if not future.done():
-                future.set_result(None)
+        self._waiters.settle(self._core.dispatched_position)
+
+    def check_read(self) -> None:
+        """A single broker may always answer."""
+
+    async def readable(self) -> None:
+        """Who reads a partition waits for what is pending in it (``reader.Reader.settle``)."""
 
     async def stop(self) -> None:
         """Sync what is left, then end the thread."""
@@ -92,10 +105,7 @@ class Flusher:
                 _log.error("the last sync failed: %s", error or self._core.health.index_error)
 
     def _give_up(self, reason: str) -> None:
-        for _, _, future in self._waiters:
-            if not future.done():
-                future.set_exception(Unavailable(f"not acknowledged: {reason}"))
-        self._waiters.clear()
+        self._waiters.give_up(Unavailable(f"not acknowledged: {reason}"))
 
     def _request(self) -> None:
         if not self._syncing:

@@ -13,8 +13,8 @@ from firn.limits import GROUP_NAME_BYTES_MAX
 from firn.types import OFFSETS_TOPIC, OFFSETS_TOPIC_ID
 from firn_node.engine.api import TopicInfo
 from firn_node.engine.appender import Appender
+from firn_node.engine.commits import Commits
 from firn_node.engine.core import Core
-from firn_node.engine.flusher import Flusher
 from firn_node.engine.lookup import Lookup
 from firn_node.engine.partitions import Partitions
 
@@ -23,12 +23,12 @@ Committed = dict[int, tuple[int, int | None]]
 
 class Groups:
     def __init__(
-        self, core: Core, partitions: Partitions, appender: Appender, flusher: Flusher, lookup: Lookup
+        self, core: Core, partitions: Partitions, appender: Appender, commits: Commits, lookup: Lookup
     ) -> None:
         self._core = core
         self._partitions = partitions
         self._appender = appender
-        self._flusher = flusher
+        self._commits = commits
         self._lookup = lookup
 
     async def commit(self, group: str, topic: TopicInfo, offsets: Committed) -> None:
@@ -46,17 +46,16 @@ class Groups:
         keys = [_key(group, topic.topic_id, number) for number in offsets]
         values = [bytes(msgpack.packb(list(value))) for value in offsets.values()]
         columns = columns_of(keys, values, self._core.machine_clock.wall_ms())
-        end = self._appender.append_internal(
+        await self._appender.append_internal(
             encode(columns, Identity(topic_id=OFFSETS_TOPIC_ID, partition=0))
         )
-        await self._flusher.wait(end)
 
     async def fetch(self, group: str, topic: TopicInfo) -> Committed:
         """What the group committed; partitions without a commit are absent."""
         _check_group(group)
         partition = self._partitions.get(self._core.catalogue.named(OFFSETS_TOPIC), 0)
         with partition.in_use():
-            await self._flusher.wait(self._core.log.written_end if partition.pending else 0)
+            await self._commits.wait(self._core.log.written_end if partition.pending else 0)
         numbers = range(topic.spec.partitions)
         found = self._lookup.get(partition, [_key(group, topic.topic_id, n) for n in numbers])
         committed: Committed = {}

@@ -14,9 +14,9 @@ from firn.wire import place_block
 from firn_node.compaction.log import Pin
 from firn_node.compaction.manifest import Manifest
 from firn_node.engine.api import ReadRequest, ReadResult
+from firn_node.engine.commits import Commits
 from firn_node.engine.core import Core
 from firn_node.engine.dispatcher import RUN_BYTES_MAX
-from firn_node.engine.flusher import Flusher
 from firn_node.engine.lookup import Lookup
 from firn_node.engine.messages import GROUP
 from firn_node.engine.partition import Partition
@@ -34,7 +34,7 @@ _LIGHT_ROWS = 1024
 class Reader:
     core: Core
     partitions: Partitions
-    flusher: Flusher
+    commits: Commits
     lookup: Lookup
     snapshots: Snapshots
     is_closing: bool = False  # reads that wait end
@@ -76,7 +76,7 @@ class Reader:
         """Wait until what was acknowledged in this partition before now is committed and dispatched."""
         if partition.pending:
             last = partition.pending[-1]
-            await self.flusher.wait(last.position + last.size)
+            await self.commits.wait(last.position + last.size)
 
     async def _more(self, partition: Partition, seconds: float) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -84,7 +84,7 @@ class Reader:
         try:
             if partition.pending:  # written under `flush: interval`: a reader at the end hurries the sync
                 last = partition.pending[-1]
-                await asyncio.wait_for(self.flusher.wait(last.position + last.size), seconds)
+                await asyncio.wait_for(self.commits.wait(last.position + last.size), seconds)
             else:
                 await asyncio.wait_for(waiter, seconds)
         except TimeoutError:

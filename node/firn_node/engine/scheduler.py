@@ -15,9 +15,9 @@ from firn.batch import parse_header
 from firn.errors import FirnError
 from firn_node.compaction import Job, Throttle, compact
 from firn_node.engine.api import CompactionRun, PartitionCompaction, TopicInfo
+from firn_node.engine.commits import Commits
 from firn_node.engine.core import Core
 from firn_node.engine.due import Due, when_due
-from firn_node.engine.flusher import Flusher
 from firn_node.engine.partition import Partition
 from firn_node.engine.partitions import Partitions, note_clean, note_oldest
 from firn_node.index import Entry
@@ -61,7 +61,7 @@ class _Work:
 class Scheduler:
     core: Core
     partitions: Partitions
-    flusher: Flusher
+    commits: Commits
     held_back: set[tuple[int, int]] = field(default_factory=set)  # partitions that hold back retention
     requests: dict[int, _Request] = field(default_factory=dict)  # the newest asked-for run of each topic
     _queue: deque[_Request] = field(default_factory=deque)
@@ -238,7 +238,7 @@ class Scheduler:
         if not pending or self._stopping:
             return
         position = max(last.position + last.size for last in pending)
-        self._waiting = asyncio.get_running_loop().create_task(self.flusher.wait(position))
+        self._waiting = asyncio.get_running_loop().create_task(self.commits.wait(position))
         await asyncio.wait([self._waiting], timeout=_DISPATCH_WAIT_S)
         self._waiting.cancel()
         await asyncio.gather(self._waiting, return_exceptions=True)

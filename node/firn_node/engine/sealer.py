@@ -13,8 +13,8 @@ import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
+from firn_node.engine.commits import Commits
 from firn_node.engine.core import Core
-from firn_node.engine.flusher import Flusher
 from firn_node.engine.partition import Partition
 from firn_node.engine.partitions import Partitions
 from firn_node.kernels import ActiveIndex, ascending
@@ -24,10 +24,10 @@ _RETRY_S = 5.0
 
 
 class Sealer:
-    def __init__(self, core: Core, partitions: Partitions, flusher: Flusher) -> None:
+    def __init__(self, core: Core, partitions: Partitions, commits: Commits) -> None:
         self._core = core
         self._partitions = partitions
-        self._flusher = flusher
+        self._commits = commits
         self._threads = ThreadPoolExecutor(1, "firn-sealer")
         self._tasks: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._stopping = False
@@ -79,7 +79,7 @@ class Sealer:
     ) -> None:
         if before is not None:
             await asyncio.wait([before])
-        await self._flusher.wait(self._core.log.written_end)
+        await self._commits.wait(self._core.log.written_end)
         loop = asyncio.get_running_loop()
         trouble = f"sealing {partition.topic.name}/{partition.number}"
         while not partition.deleted:

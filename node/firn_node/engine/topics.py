@@ -8,14 +8,12 @@ from firn_node.engine.api import TopicInfo
 from firn_node.engine.appender import Appender
 from firn_node.engine.catalogue import topic_value
 from firn_node.engine.core import Core
-from firn_node.engine.flusher import Flusher
 
 
 class Topics:
-    def __init__(self, core: Core, appender: Appender, flusher: Flusher) -> None:
+    def __init__(self, core: Core, appender: Appender) -> None:
         self._core = core
         self._appender = appender
-        self._flusher = flusher
 
     async def create(self, name: str, spec: TopicSpec) -> TopicInfo:
         """A new topic. *Effects*: durable and visible on return. *Errors*: Invalid, TopicExists."""
@@ -61,11 +59,11 @@ class Topics:
             raise Unavailable(f"topic {name!r} is being changed by another request; try again", topic=name)
         changing.add(name)
         try:
-            end = self._appender.append_internal(batch)
+            committed = self._appender.append_internal(batch)
         except BaseException:
             changing.discard(name)
             raise
-        await self._flusher.wait(end)
+        await committed
 
     def listed(self, *, after: str, limit: int) -> list[TopicInfo]:
         """User topics by name, those after ``after``, at most ``limit``."""

@@ -1,0 +1,82 @@
+"""``Commits`` of a replica: its group decides what may be appended, acknowledged and read (``replication.serving``)."""
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+
+from firn.errors import FirnError, Timeout
+from firn.topicspec import DurabilitySpec
+from firn_node.engine.commits import Waiters
+from firn_node.engine.core import Core
+from firn_node.replication.serving import Replication
+
+_UNDISPATCHED_WAIT_BYTES = 24 << 20
+
+
+class GroupCommits:
+    def __init__(self, core: Core, group: Replication) -> None:
+        self._core = core
+        self._group = group
+        self._waiters = Waiters()
+
+    @property
+    def epoch(self) -> int:
+        return self._group.epoch
+
+    def refusal(self, durability: DurabilitySpec) -> FirnError | None:
+        try:
+            self._group.admit(durability.min_in_sync)
+        except FirnError as error:
+            return error
+        return None
+
+    def promise(
+        self, durabilities: Sequence[DurabilitySpec], *, names_older: bool
+    ) -> Awaitable[None] | None:
+        end = self._core.log.written_end
+        waits: list[Awaitable[None]] = [
+            self._group.written(end, min_in_sync=min_in_sync, is_interval=is_interval)
+            for min_in_sync, is_interval in {(d.min_in_sync, d.flush == "interval") for d in durabilities}
+        ]
+        if names_older and (reached := self.reached(end)) is not None:
+            waits.append(reached)
+        elif end - self._core.dispatched_position > _UNDISPATCHED_WAIT_BYTES:
+            # What is not dispatched is held in memory: who writes faster than the group commits waits for it.
+            behind = self.reached(end - _UNDISPATCHED_WAIT_BYTES)
+            waits += [] if behind is None else [behind]
+        if len(waits) < 2:
+            return waits[0] if waits else None
+        return _all(waits)
+
+    async def wait(self, position: int) -> None:
+        reached = self.reached(position)
+        if reached is not None:
+            await reached
+
+    def reached(self, position: int) -> "asyncio.Future[None] | None":
+        self._core.health.check_serving()
+        if self._core.dispatched_position >= position:
+            return None
+        future = self._waiters.add(position)
+        self._group.hurry()
+        return future
+
+    def settle(self) -> None:
+        self._waiters.settle(self._core.dispatched_position)
+
+    def stepped_down(self, reason: str) -> None:
+        """What was appended here and is not dispatched may be cut: nobody can be told that it was."""
+        self._waiters.give_up(Timeout(f"the outcome is unknown: {reason}; ask again with the same sequence"))
+
+    def check_read(self) -> None:
+        self._group.check_read()
+
+    async def readable(self) -> None:
+        await self._group.read_barrier()
+
+    async def stop(self) -> None:
+        """The driver syncs (``GroupDriver.stop``); who still waits has no known outcome."""
+        self.stepped_down("this broker has stopped")
+
+
+async def _all(waits: list[Awaitable[None]]) -> None:
+    await asyncio.gather(*waits)
