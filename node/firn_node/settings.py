@@ -54,6 +54,18 @@ class SecuritySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """A broker's place among the replicas of its broker group."""
+
+    coordinator: str  # path of the SQLite file that keeps the group records of the cluster
+    group: int = 0
+    groups: int = 1  # of the cluster: partition p of a topic lives in group p % groups
+    ordinal: int = 0  # among the replicas of the group: the lower one stands first
+    lease_ttl_ms: int = 3_000  # a master that is silent for so long is replaced
+    replica_max_lag_ms: int = 0  # a standby without catch-up for so long leaves in_sync; 0: as leaseTtl
+
+
+@dataclass(frozen=True, slots=True)
 class BrokerSettings:
     data: str  # the data folder
     host: str = "127.0.0.1"  # loopback: never open by accident
@@ -76,3 +88,4 @@ class BrokerSettings:
     producer_expiry_ms: int = 7 * 86_400_000  # a producer's sequences are forgotten after so long unused
     memory: MemorySettings = field(default_factory=MemorySettings)
     security: SecuritySettings = field(default_factory=SecuritySettings)
+    group: GroupSettings | None = None  # None: a broker of its own

@@ -137,6 +137,7 @@ class StandInEngine:
     holds: bool = False  # dispatch comes no further
     loads: list[int] = field(default_factory=list)
     cuts: list[int] = field(default_factory=list)
+    steps_down: list[str] = field(default_factory=list)
     begins: list[int] = field(default_factory=list)
     rebuilds: list[str] = field(default_factory=list)
     stops: list[str] = field(default_factory=list)
@@ -150,6 +151,9 @@ class StandInEngine:
 
     async def load_state(self, epoch: Epoch) -> None:
         self.loads.append(epoch)
+
+    def stepped_down(self, reason: str) -> None:
+        self.steps_down.append(reason)
 
     def cut(self, end: Position) -> None:
         assert end >= self.dispatched

@@ -33,6 +33,7 @@ from firn.errors import (
     Unavailable,
     UnknownTopic,
 )
+from firn.limits import UNACKNOWLEDGED_BATCHES_MAX
 from firn.topicspec import DurabilitySpec
 from firn_node.engine.api import Appended, Outcome
 from firn_node.engine.commits import Commits
@@ -47,6 +48,7 @@ from firn_node.kernels import Group, Head, fault_error, inspect_group, stamp_gro
 _log = logging.getLogger(__name__)
 # Plain numbers: an operator of an enum costs a microsecond a batch.
 _BROKERS_FLAGS = int(Flag.OFFSETS_SPARSE | Flag.REBUILT | Flag.CONTROL)
+_NOTHING_SPECIAL = DurabilitySpec(min_in_sync=0)  # who may write at all, asked before the topic is known
 _HAS_QUEUES = int(Flag.HAS_QUEUES)
 
 
@@ -184,7 +186,7 @@ class Appender:
             return Unavailable(f"this broker stopped serving: {health.failed}")
         if health.read_only is not None:
             return ReadOnly(f"this broker is read-only: {health.read_only}")
-        return None
+        return self._commits.refusal(_NOTHING_SPECIAL)
 
     def _plan_batch(
         self,
@@ -257,7 +259,7 @@ class Appender:
             row = ProducerRow(epoch)
             known = self._partitions.producer(partition, producer_id)
             if known is not None and known.epoch == epoch:
-                row.batches.extend(known.batches)
+                row.batches.extend(list(known.batches)[-UNACKNOWLEDGED_BATCHES_MAX:])
         elif row.epoch != epoch:
             row = ProducerRow(epoch)
         row.batches.append((head.sequence, base, head.records))
@@ -324,9 +326,9 @@ class Appender:
             epoch = head.producer_epoch
             known = partition.producers.get(producer_id)
             if known is None or known.epoch != epoch:
-                known = partition.producers[producer_id] = ProducerRow(epoch)
+                known = partition.producers[producer_id] = ProducerRow(epoch, before=known)
             known.last_use_ms = now
-            known.batches.append((head.sequence, base, records))
+            known.add(head.sequence, base, records, dispatched_end=partition.dispatched_end)
             partition.producers_touched.add(producer_id)
 
     def _write_failed(self, error: OSError) -> FirnError:

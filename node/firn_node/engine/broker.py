@@ -25,7 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from firn.batch import Batch, Buffer
-from firn.errors import Corrupt, FirnError, MalformedBatch, NotFound, Unavailable, UnknownTopic
+from firn.errors import (
+    Corrupt,
+    FirnError,
+    InvariantBroken,
+    MalformedBatch,
+    NotFound,
+    Unavailable,
+    UnknownTopic,
+)
 from firn.partitioner import partition_of, partitions_in
 from firn.record import Record
 from firn.topicspec import TopicSpec
@@ -34,6 +42,7 @@ from firn.wire import items
 from firn_node.clock import Clock, LogClock, Randomness, RealClock, RealRandomness
 from firn_node.compaction.answers import ANSWER_BYTES_MAX, I64, Answers, Wanted, joined
 from firn_node.compaction.log import BLOCK_CACHE
+from firn_node.coordinator import Coordinator
 from firn_node.disk import Disk, RealDisk
 from firn_node.engine import messages, status
 from firn_node.engine.api import (
@@ -51,12 +60,15 @@ from firn_node.engine.commits import Commits
 from firn_node.engine.core import Core, Health
 from firn_node.engine.dispatcher import Dispatcher
 from firn_node.engine.flusher import Flusher
+from firn_node.engine.groupcommits import GroupCommits
 from firn_node.engine.groups import Committed, Groups
 from firn_node.engine.identity import load_identity
 from firn_node.engine.lookup import Lookup, found_list
+from firn_node.engine.membership import join_group
 from firn_node.engine.partition import Partition, unpack_state
 from firn_node.engine.partitions import Partitions
 from firn_node.engine.reader import Reader
+from firn_node.engine.replica import Replica
 from firn_node.engine.retention import current_plan, holders
 from firn_node.engine.scheduler import Scheduler
 from firn_node.engine.sealer import Sealer
@@ -65,6 +77,8 @@ from firn_node.engine.topics import Topics
 from firn_node.filecache import FileCache
 from firn_node.index import open_index
 from firn_node.log import CommitLog, KeyQueryIndex
+from firn_node.replication.doors.peers import Dialling
+from firn_node.replication.driver import GroupDriver
 from firn_node.settings import BrokerSettings
 
 T = TypeVar("T")
@@ -92,12 +106,18 @@ class Broker:
         disk: Disk | None = None,
         clock: Clock | None = None,
         randomness: Randomness | None = None,
+        coordinator: Coordinator | None = None,
+        dialling: Dialling | None = None,
     ) -> None:
+        """``coordinator`` and ``dialling``: of a replica (``settings.group``), which closes neither."""
         self.settings = settings
         self.address = f"{settings.host}:{settings.port}"
         self._disk: Disk = disk or RealDisk(settings.data)
         self._clock: Clock = clock or RealClock()
         self._randomness: Randomness = randomness or RealRandomness()
+        self._coordinator = coordinator
+        self._dialling = dialling or Dialling()
+        self.group: GroupDriver | None = None
         self._state = "starting"
         self._closing = contextlib.ExitStack()
         self._tasks: list[asyncio.Task[None]] = []
@@ -167,10 +187,11 @@ class Broker:
         )
         self.metrics = core.metrics
         self.partitions = Partitions(core)
-        self._commits: Commits = Flusher(core, self._on_durable)
         self._lookup = Lookup(core, self.partitions)
-        self._appender = Appender(core, self.partitions, self._commits, self._lookup)
         self._dispatcher = Dispatcher(core, self.partitions, self._dispatched)
+        alone = settings.group is None
+        self._commits: Commits = Flusher(core, self._on_durable) if alone else GroupCommits(core)
+        self._appender = Appender(core, self.partitions, self._commits, self._lookup)
         self._snapshots = Snapshots(core)
         self._reader = Reader(core, self.partitions, self._commits, self._lookup, self._snapshots)
         self._sealer = Sealer(core, self.partitions, self._commits)
@@ -181,11 +202,29 @@ class Broker:
         self._producers_checked = float("-inf")
         core.dispatched_position = max(index.checkpoint, log.start)
         self._load_catalogue()
-        await self._replay()
+        if isinstance(self._commits, GroupCommits):
+            self._join(self._commits)
+        else:
+            await self._replay()
         self._scheduler.start()
         self._spawn(self._housekeeping())
         self._spawn(self._checkpoints())
         self._spawn(self._scan_states())
+
+    def _join(self, commits: GroupCommits) -> None:
+        """Become a replica: the group says what is committed, and so what is dispatched."""
+        core, place = self.core, self.settings.group
+        if place is None or self._coordinator is None:
+            raise InvariantBroken("a replica needs its place and the coordinator of its group")
+        replica = Replica(
+            core, self.partitions, self._lookup, self._dispatcher, self._appender, commits,
+            first_position=_FIRST_POSITION,
+        )  # fmt: skip
+        self._closing.callback(replica.close)
+        self.group = join_group(core, replica, place, self._coordinator, self._dialling)
+        commits.join(self.group)
+        replica.join(self.group)
+        self.group.start()
 
     def _load_catalogue(self) -> None:
         partition = self.partitions.get(self.core.catalogue.named(TOPICS_TOPIC), 0)
@@ -235,6 +274,8 @@ class Broker:
         # What a cancelled task has begun in a thread goes on there: nothing is closed under it.
         await asyncio.gather(*self._in_threads, return_exceptions=True)
         await self._scheduler.stop()
+        if self.group is not None:
+            await self.group.stop()
         await self._commits.stop()
         await self._sealer.stop()
         self._snapshots.close_all()
@@ -247,7 +288,9 @@ class Broker:
         self._stopped.set()
 
     def is_ready(self) -> bool:
-        return self._state == "serving" and self.core.health.failed is None
+        if self._state != "serving" or self.core.health.failed is not None:
+            return False
+        return self.group is None or self.group.is_settled
 
     async def failed(self) -> str:
         """Return, with the reason, once this process must end."""
@@ -274,14 +317,14 @@ class Broker:
         return self._appender.begin(data, conditions)
 
     async def read(self, request: ReadRequest) -> ReadResult:
-        self._check_serving()
+        self._check_reading()
         return await self._reader.read(request)
 
     async def get(
         self, topic: str, keys: Sequence[bytes], *, partition: int | None = None
     ) -> list[Found | None]:
         """The newest record of each key, in order; None for none or a tombstone."""
-        self._check_serving()
+        self._check_reading()
         info = self.core.catalogue.named(topic)
         if not keys:
             return []
@@ -297,7 +340,7 @@ class Broker:
 
     def get_now(self, topic: str, key: bytes) -> list[Found | None] | None:
         """What ``get`` of one key gives; None when records that were appended have to be dispatched first."""
-        self._check_serving()
+        self._check_reading()
         info = self.core.catalogue.named(topic)
         partition = self.partitions.get(info, partition_of(key, info.spec.partitions))
         return None if partition.pending else self._lookup.get(partition, [key])
@@ -314,7 +357,7 @@ class Broker:
 
         *Shape*: ``starts`` says where in ``keys`` each key begins, and where the last one ends.
         """
-        self._check_serving()
+        self._check_reading()
         info = self.core.catalogue.named(topic)
         answers = Answers(len(starts) - 1, bytes_max=bytes_max)
         wanted = self._lookup.wanted(info.topic_id, keys, starts)
@@ -358,7 +401,7 @@ class Broker:
         self, topic: str, key: bytes, since_ms: int = 0, until_ms: int = (1 << 63) - 1
     ) -> list[Record]:
         """The raw records of a key in a time range, oldest first."""
-        self._check_serving()
+        self._check_reading()
         info = self.core.catalogue.named(topic)
         await self._commits.wait(self.core.log.written_end)
         return await self._in_thread(
@@ -366,13 +409,13 @@ class Broker:
         )
 
     async def find_id(self, topic: str, id: str) -> Record | None:
-        self._check_serving()
+        self._check_reading()
         info = self.core.catalogue.named(topic)
         await self._commits.wait(self.core.log.written_end)
         return messages.record_by_id(self.core, self._lookup.batches, info, id)
 
     async def offset_of_time(self, topic: str, partition: int, timestamp_ms: int) -> int:
-        self._check_serving()
+        self._check_reading()
         found = self.partitions.get(self.core.catalogue.named(topic), partition)
         with found.in_use():
             await self._reader.settle(found)
@@ -403,7 +446,7 @@ class Broker:
 
     async def describe(self, name: str, *, after: int = -1, limit: int = 1000) -> dict[str, Any]:
         """Spec and state of a topic's partitions, those after number ``after``."""
-        self._check_serving()
+        self._check_reading()
         topic = self.core.catalogue.named(name)
         numbers = list(range(topic.spec.partitions))[after + 1 : after + 1 + limit]
         row = status.topic_row(self.core, self.partitions, topic, numbers)
@@ -412,7 +455,7 @@ class Broker:
     # Compaction, snapshots, groups --------------------------------------------------------------------------
 
     async def compact(self, topic: str, *, force: bool = False) -> CompactionRun:
-        self._check_serving()
+        self._check_reading()
         return self._scheduler.request(self.core.catalogue.named(topic), force=force)
 
     def compaction(self, topic: str) -> CompactionRun | None:
@@ -426,7 +469,7 @@ class Broker:
         return run
 
     async def snapshot(self, topic: str) -> SnapshotInfo:
-        self._check_serving()
+        self._check_reading()
         info = self.core.catalogue.named(topic)
         with contextlib.ExitStack() as used:
             opened = [self.partitions.get(info, number) for number in range(info.spec.partitions)]
@@ -449,7 +492,7 @@ class Broker:
         await self._groups.commit(group, self.core.catalogue.named(topic), offsets)
 
     async def fetch_offsets(self, group: str, topic: str) -> Committed:
-        self._check_serving()
+        self._check_reading()
         return await self._groups.fetch(group, self.core.catalogue.named(topic))
 
     def status(self, *, limit: int = 1000) -> dict[str, Any]:
@@ -458,8 +501,9 @@ class Broker:
             status.topic_row(self.core, self.partitions, t, list(range(min(t.spec.partitions, limit))))
             for t in self.topics(limit=limit)
         ]
+        place = status.place_of(self.core, self.group, self._clock.monotonic())
         return {
-            "brokers": [status.broker_row(self.core, state=self._state, address=self.address)],
+            "brokers": [status.broker_row(self.core, state=self._state, address=self.address, place=place)],
             "topics": topics,
         }
 
@@ -469,6 +513,10 @@ class Broker:
         if self._state != "serving":
             raise Unavailable(f"this broker is {self._state}; try again")
         self.core.health.check_serving()
+
+    def _check_reading(self) -> None:
+        self._check_serving()
+        self._commits.check_read()
 
     def _on_durable(self, end: int) -> None:
         """On the event loop, after a sync: dispatch what it covered."""
@@ -543,6 +591,8 @@ class Broker:
             await self._in_thread(core.log.release, plan.release)
             core.index.trim(core.log.start)
             self.metrics["segments_released"] += 1
+            if self.group is not None:
+                self.group.released(core.log.start)
         await self._in_thread(core.index.sweep, core.log.start, _SWEEP_AT_ONCE)
 
     def _check_disk(self) -> None:
@@ -586,6 +636,8 @@ class Broker:
                     if partition.producers_touched:
                         self._put_producers(partition)
                 await self._in_thread(core.index.flush, position)
+                if self.group is not None and self.group.failed is None:
+                    await self.group.checkpoint(position)
             except BaseException:
                 self.partitions.touched |= {key for key in touched if key in self.partitions.states}
                 raise
@@ -601,7 +653,8 @@ class Broker:
             if row is None:
                 continue
             packed = row.pack(before=partition.dispatched_end)
-            self.core.index.put_producer(*partition.key, producer_id, packed)
+            if packed is not None:
+                self.core.index.put_producer(*partition.key, producer_id, packed)
             if row.end > partition.dispatched_end:
                 left.add(producer_id)
         partition.producers_touched = left

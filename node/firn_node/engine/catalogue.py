@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgpack
 
 from firn.errors import UnknownTopic
-from firn.topicspec import CompactionSpec, RetentionSpec, TopicSpec, parse_spec
+from firn.topicspec import CompactionSpec, DurabilitySpec, RetentionSpec, TopicSpec, parse_spec
 from firn.types import OFFSETS_TOPIC, OFFSETS_TOPIC_ID, TOPICS_TOPIC, TOPICS_TOPIC_ID
 from firn_node.engine.api import TopicInfo
 
@@ -43,6 +43,7 @@ class Catalogue:
     # Records of ``__topics`` below it are applied. A replay must pass over them: an older "create" would delete
     # the topic that has the name now.
     applied_end: int = 0
+    changes: int = 0  # grows with every record applied
 
     def named(self, name: str) -> TopicInfo:
         found = self.by_name.get(name)
@@ -52,9 +53,16 @@ class Catalogue:
             )
         return found
 
+    def durability(self) -> DurabilitySpec:
+        """The strictest ``minInSync`` of all topics, and ``interval`` where any topic has that."""
+        all_of_them = [topic.spec.durability for topic in self.by_id.values()]
+        has_interval = any(durability.flush == "interval" for durability in all_of_them)
+        return DurabilitySpec(max(d.min_in_sync for d in all_of_them), "interval" if has_interval else "sync")
+
     def apply(self, name: str, value: bytes | None) -> None:
         """Apply one committed record. Applying it again changes nothing."""
         known = self.by_name.get(name)
+        self.changes += 1
         if value is None:
             if known is not None:
                 self._remove(known)

@@ -48,11 +48,10 @@ class Commits(Protocol):
         ...
 
     def check_read(self) -> None:
-        """Return when a read may be answered now. *Errors*: NotMaster, Unavailable."""
-        ...
+        """Return when a read may be answered now, of what is dispatched. *Errors*: NotMaster, Unavailable.
 
-    async def readable(self) -> None:
-        """Return once everything that was acknowledged before is dispatched. *Errors*: as ``check_read``."""
+        Asked when it arrives and again after anything that was waited for.
+        """
         ...
 
     async def stop(self) -> None:

@@ -62,6 +62,5 @@ class Core:
     secret: NDArray[np.uint64]
     catalogue: Catalogue
     health: Health
-    epoch: int = 1
     dispatched_position: int = 0
     metrics: Counter[str] = field(default_factory=Counter)

@@ -79,6 +79,7 @@ class Dispatcher:
                 run.lights.extend(_lights(_batch(data, head), position))
             run.batches.append((partition, end, position, size, head.append_timestamp))
             if is_replay:
+                _replay_rows(partition, group, head, base, end)
                 self._replay_producer(partition, head, end)
             if topic_id == TOPICS_TOPIC_ID and base >= self._core.catalogue.applied_end:
                 # At once: the very next batch may be of the topic that this one creates. What lies before is
@@ -126,7 +127,7 @@ class Dispatcher:
         if row is None or row.epoch < epoch:
             row = partition.producers[producer_id] = ProducerRow(epoch)
         if row.epoch == epoch and head.sequence >= row.next_sequence():
-            row.batches.append((head.sequence, base, end - base))
+            row.add(head.sequence, base, end - base, dispatched_end=end)
             row.last_use_ms = head.append_timestamp
             partition.producers_touched.add(producer_id)
 
@@ -164,6 +165,19 @@ class _Run:
             return
         self.newest[key] = len(self.entries)
         self.entries.append(entry)
+
+
+def _replay_rows(partition: Partition, group: Group, head: Head, base: int, end: int) -> None:
+    """Keep the key index in memory, where there is one, up with what was not appended here."""
+    active = partition.active
+    if active is None or active.end >= end:
+        return
+    if active.end != base:
+        partition.active, partition.active_bytes = None, 0  # loaded again at first use
+        return
+    rows = slice(head.first_row, head.first_row + head.records)
+    active.append(group.hi[rows], group.lo[rows], group.tombstone[rows])
+    partition.active_bytes += head.size
 
 
 def _batch(data: Buffer, head: Head) -> Batch:

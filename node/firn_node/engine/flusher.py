@@ -80,9 +80,6 @@ class Flusher:
     def check_read(self) -> None:
         """A single broker may always answer."""
 
-    async def readable(self) -> None:
-        """Who reads a partition waits for what is pending in it (``reader.Reader.settle``)."""
-
     async def stop(self) -> None:
         """Sync what is left, then end the thread."""
         if self._timer is not None:

@@ -13,10 +13,14 @@ _UNDISPATCHED_WAIT_BYTES = 24 << 20
 
 
 class GroupCommits:
-    def __init__(self, core: Core, group: Replication) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._group = group
         self._waiters = Waiters()
+        self._group: Replication
+
+    def join(self, group: Replication) -> None:
+        """Before anything is asked."""
+        self._group = group
 
     @property
     def epoch(self) -> int:
@@ -29,9 +33,7 @@ class GroupCommits:
             return error
         return None
 
-    def promise(
-        self, durabilities: Sequence[DurabilitySpec], *, names_older: bool
-    ) -> Awaitable[None] | None:
+    def promise(self, durabilities: Sequence[DurabilitySpec], *, names_older: bool) -> Awaitable[None] | None:
         end = self._core.log.written_end
         waits: list[Awaitable[None]] = [
             self._group.written(end, min_in_sync=min_in_sync, is_interval=is_interval)
@@ -69,9 +71,6 @@ class GroupCommits:
 
     def check_read(self) -> None:
         self._group.check_read()
-
-    async def readable(self) -> None:
-        await self._group.read_barrier()
 
     async def stop(self) -> None:
         """The driver syncs (``GroupDriver.stop``); who still waits has no known outcome."""

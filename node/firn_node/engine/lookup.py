@@ -74,6 +74,11 @@ class BatchCache:
             raise Corrupt(f"commit log position {position}: {error.message}", position=position) from error
         return self.run(position, header.size)[0]
 
+    def clear(self) -> None:
+        """Forget all: what was not dispatched may be cut off the log, and other batches come to lie there."""
+        self._held.clear()
+        self._bytes = 0
+
     def _keep(self, position: int, batch: Batch) -> None:
         self._held[position] = batch
         self._bytes += batch.header.size

@@ -136,6 +136,21 @@ class Partition:
         finally:
             self.users -= 1
 
+    def forget_undispatched(self) -> None:
+        """Be as if what is not dispatched had never been appended: it may be cut off the log."""
+        end = self.dispatched_end
+        if not self.pending and self.next_offset == end:
+            return
+        self.pending.clear()
+        self.next_offset = end
+        sealing = [index for index in self.sealing if index.end <= end]
+        if self.active is not None and (self.active.end > end or len(sealing) < len(self.sealing)):
+            self.active, self.active_bytes, self.active_since_ms = None, 0, 0  # loaded again at first use
+        self.sealing[:] = sealing
+        kept = {id: row.without(end) for id, row in self.producers.items()}
+        self.producers = {id: row for id, row in kept.items() if row is not None}
+        self.producers_touched &= self.producers.keys()
+
     def pending_batch(self, offset: int) -> Pending | None:
         """The undispatched batch that holds ``offset``."""
         at = bisect_right(self.pending, offset, key=lambda p: p.base) - 1

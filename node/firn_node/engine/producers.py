@@ -1,7 +1,9 @@
 """What each idempotent producer wrote last to one partition.
 
-Invariants: sequences of one producer epoch are dense; the row remembers the last 64 batches, which is as many
-as a producer may have unacknowledged; a row that was stored speaks of committed batches only.
+Invariants: sequences of one producer epoch are dense; the row remembers the last 64 dispatched batches, which is as
+many as a producer may have unacknowledged, and all that are not dispatched; a row that was stored speaks of committed
+batches only. A row of a newer epoch holds on to the older one until a batch of its own is dispatched: what is not
+dispatched may be cut away (``without``).
 
 Stored row: i64 last use in ms (log clock), then msgpack ``[epoch, [[sequence, base_offset, records], ...]]``.
 """
@@ -19,9 +21,20 @@ from firn.limits import UNACKNOWLEDGED_BATCHES_MAX
 class ProducerRow:
     epoch: int
     last_use_ms: int = 0
-    batches: deque[tuple[int, int, int]] = field(
-        default_factory=lambda: deque(maxlen=UNACKNOWLEDGED_BATCHES_MAX)
-    )
+    batches: deque[tuple[int, int, int]] = field(default_factory=deque)
+    before: "ProducerRow | None" = None  # of the epoch before
+
+    def add(self, sequence: int, base: int, records: int, *, dispatched_end: int) -> None:
+        """Remember a batch, and no more older ones than are of use."""
+        batches = self.batches
+        batches.append((sequence, base, records))
+        if self.before is not None and batches[0][1] + batches[0][2] <= dispatched_end:
+            self.before = None
+        while len(batches) > UNACKNOWLEDGED_BATCHES_MAX:
+            _, base, records = batches[UNACKNOWLEDGED_BATCHES_MAX]
+            if base + records > dispatched_end:
+                return
+            batches.popleft()
 
     def next_sequence(self) -> int:
         return self.batches[-1][0] + 1 if self.batches else 0
@@ -31,9 +44,20 @@ class ProducerRow:
         """The offset after its newest batch."""
         return self.batches[-1][1] + self.batches[-1][2] if self.batches else 0
 
-    def pack(self, *, before: int) -> bytes:
-        """The stored row, of batches that end at or before offset ``before``."""
+    def without(self, end: int) -> "ProducerRow | None":
+        """The row as it was before the batches that end beyond offset ``end``; None: it was not in memory."""
+        while self.batches and self.end > end:
+            self.batches.pop()
+        if self.batches:
+            return self
+        return None if self.before is None else self.before.without(end)
+
+    def pack(self, *, before: int) -> bytes | None:
+        """The stored row, of batches that end at or before offset ``before``; None: of none."""
         kept = [list(b) for b in self.batches if b[1] + b[2] <= before]
+        if not kept:
+            return None if self.before is None else self.before.pack(before=before)
+        kept = kept[-UNACKNOWLEDGED_BATCHES_MAX:]
         return self.last_use_ms.to_bytes(8, "little", signed=True) + bytes(msgpack.packb([self.epoch, kept]))
 
 

@@ -49,6 +49,7 @@ class Reader:
         topic = self.core.catalogue.named(request.topic)
         partition = self.partitions.get(topic, request.partition)
         if request.snapshot is not None:
+            self.commits.check_read()
             return self._read_snapshot(request, partition)
         with partition.in_use():
             return await self._read(request, partition)
@@ -58,6 +59,7 @@ class Reader:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.wait_ms / 1000
         while True:
+            self.commits.check_read()
             if self.is_closing:
                 raise Unavailable("this broker is stopping; try again")
             if partition.deleted:
@@ -77,6 +79,7 @@ class Reader:
         if partition.pending:
             last = partition.pending[-1]
             await self.commits.wait(last.position + last.size)
+            self.commits.check_read()
 
     async def _more(self, partition: Partition, seconds: float) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
+from firn.errors import FirnError
 from firn_node.engine.commits import Commits
 from firn_node.engine.core import Core
 from firn_node.engine.partition import Partition
@@ -21,6 +22,7 @@ from firn_node.kernels import ActiveIndex, ascending
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 5.0
+_STEPPED_DOWN_S = 0.2
 
 
 class Sealer:
@@ -79,7 +81,13 @@ class Sealer:
     ) -> None:
         if before is not None:
             await asyncio.wait([before])
-        await self._commits.wait(self._core.log.written_end)
+        while partition.dispatched_end < active.end:
+            try:
+                await self._commits.wait(self._core.log.written_end)
+            except FirnError:  # this node is not the master any more, or stops
+                await asyncio.sleep(_STEPPED_DOWN_S)
+            if active not in partition.sealing:
+                return  # its rows may have been cut off the log; those that stay are loaded anew
         loop = asyncio.get_running_loop()
         trouble = f"sealing {partition.topic.name}/{partition.number}"
         while not partition.deleted:

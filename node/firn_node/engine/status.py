@@ -1,29 +1,62 @@
 """What ``firn status`` shows: the broker, and every partition of every topic."""
 
 import os
+from dataclasses import dataclass
 from typing import Any
 
 from firn_node.engine.api import TopicInfo
 from firn_node.engine.core import Core
+from firn_node.engine.flusher import FIRST_EPOCH
 from firn_node.engine.partition import DirtyState, Partition
 from firn_node.engine.partitions import Partitions
+from firn_node.replication.driver import GroupDriver
+from firn_node.replication.state import Role
 
 
-def broker_row(core: Core, *, state: str, address: str) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a broker stands in its group."""
+
+    role: str  # master, standby, none
+    epoch: int
+    is_in_sync: bool
+    committed: int
+    lag_bytes: int = 0
+    lag_seconds: float = 0.0
+
+
+def place_of(core: Core, group: GroupDriver | None, now: float) -> Place:
+    if group is None:
+        return Place("master", FIRST_EPOCH, True, core.dispatched_position)
+    state = group.state
+    record, following = state.record, state.following
+    if state.role in (Role.MASTER, Role.RESIGNING):
+        role = "master"
+    else:
+        role = "standby" if state.role in (Role.STANDBY, Role.CANDIDATE) else "none"
+    is_in_sync = record is not None and state.me.log_id in record.in_sync
+    if following is None:
+        return Place(role, state.epoch, is_in_sync, state.committed)
+    lag_seconds = max(0.0, now - following.progress_at)
+    lag_bytes = max(0, following.whole - state.log.durable)
+    return Place(role, state.epoch, is_in_sync, state.committed, lag_bytes, round(lag_seconds, 3))
+
+
+def broker_row(core: Core, *, state: str, address: str, place: Place) -> dict[str, Any]:
     health = core.health
     return {
         "node": core.settings.node,
         "pid": os.getpid(),
-        "group": 0,
-        "role": "master",
-        "epoch": core.epoch,
+        "group": core.settings.group.group if core.settings.group is not None else 0,
+        "role": place.role,
+        "epoch": place.epoch,
         "address": address,
-        "in_sync": True,
-        "committed_position": core.dispatched_position,
+        "in_sync": place.is_in_sync,
+        "committed_position": place.committed,
         "log_start": core.log.start,
         "log_end": core.log.written_end,
-        "lag_bytes": 0,
-        "lag_seconds": 0.0,
+        "lag_bytes": place.lag_bytes,
+        "lag_seconds": place.lag_seconds,
         "state": state,
         "read_only": health.read_only is not None or health.failed is not None,
         "insecure": core.settings.insecure,

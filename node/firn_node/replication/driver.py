@@ -40,7 +40,7 @@ from firn_node.replication.messages import Header, Report
 from firn_node.replication.record import LogId
 from firn_node.replication.requests import Requests, Wait
 from firn_node.replication.serving import Engine
-from firn_node.replication.state import Me, Role, Timing
+from firn_node.replication.state import Me, Phase, Role, Timing
 
 log = logging.getLogger("firn.replication")
 
@@ -209,6 +209,16 @@ class GroupDriver:
         return self.state.role
 
     @property
+    def is_settled(self) -> bool:
+        """A master that takes writes and answers reads, or a standby that follows one."""
+        state = self.state
+        if self.failed is not None:
+            return False
+        if state.role is Role.MASTER:
+            return core.write_refusal(state, self._now(), 1) is None and core.may_read(state, self._now())
+        return state.following is not None and state.following.phase is Phase.FOLLOWING
+
+    @property
     def epoch(self) -> Epoch:
         return self.state.epoch
 
@@ -263,6 +273,9 @@ class GroupDriver:
 
     def _not_master(self) -> FirnError:
         return NotMaster("this node is not the master of the group", address=core.master_address(self.state))
+
+    def hurry(self) -> None:
+        self._syncer.request()
 
     def dispatched(self, position: int) -> None:
         self.feed(ev.Dispatched(Position(position)))
@@ -441,6 +454,7 @@ class GroupDriver:
 
     def _end_requests(self, action: ev.EndRequests) -> None:
         self._requests.time_out(action.reason)
+        self._engine.stepped_down(action.reason)
 
     def _dispatch_to(self, action: ev.DispatchTo) -> None:
         self._events.append((ev.Dispatched(self._engine.dispatch(action.position)), b""))

@@ -47,6 +47,14 @@ class Replication(Protocol):
         """Return once everything that was acknowledged before is readable here. *Errors*: as ``check_read``."""
         ...
 
+    def hurry(self) -> None:
+        """Somebody waits for what is appended to be committed: sync it now."""
+        ...
+
+    def rebuilt(self) -> None:
+        """What precedes the own log is here, by key."""
+        ...
+
     def dispatched(self, position: int) -> None:
         """Dispatch has come to ``position`` later than ``dispatch`` returned."""
         ...
@@ -77,6 +85,10 @@ class Engine(Protocol):
 
     async def load_state(self, epoch: Epoch) -> None:
         """Read the log to its end: what a master must know before it takes writes (rule 22)."""
+        ...
+
+    def stepped_down(self, reason: str) -> None:
+        """This node is not the master any more: forget what it appended and has not dispatched."""
         ...
 
     def cut(self, end: Position) -> None:

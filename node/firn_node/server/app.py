@@ -16,6 +16,7 @@ from aiohttp.web_protocol import RequestHandler
 
 from firn.errors import FirnError, Invalid, LimitExceeded, Unauthorized, Unavailable
 from firn_node.clock import Clock, RealClock
+from firn_node.replication.doors.peers import Peers
 from firn_node.security.admission import Admission, Place
 from firn_node.server import admin, bulk, metrics, reads, records, replicate, stream
 from firn_node.server.answers import answer, error_answer
@@ -249,10 +250,11 @@ async def serve(
     settings: ServerSettings | None = None,
     trust: "TrustFiles | None" = None,
     guard: "Guard | None" = None,
+    peers: Peers | None = None,
 ) -> Server:
     """An open port that answers for ``broker``; port 0 takes a free one (see ``address``).
 
-    *Shape*: with ``trust`` by TLS, where it has a certificate; with ``guard`` only for who may.
+    *Shape*: with ``trust`` by TLS, where it has a certificate; with ``guard`` only for who may; ``peers``: of a replica.
     Errors: OSError when the port is taken.
     """
     settings = settings or ServerSettings()
@@ -265,6 +267,7 @@ async def serve(
         in_flight=Budget(memory.in_flight_bytes, name="requests in flight", wait_seconds=wait),
         reads=Budget(memory.reads_bytes, name="reads", wait_seconds=wait),
         guard=guard,
+        peers=peers,
     )
     listener = _Listener(
         context,

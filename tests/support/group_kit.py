@@ -1,0 +1,147 @@
+"""Brokers of one group in one process: real folders, real connections on loopback, one coordinator in memory.
+
+``broker_group`` checks at its end that all brokers that are up hold the same map of keys to values.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from engine_kit import Kit, settings
+
+from firn.errors import FirnError
+from firn_node.coordinator import MemoryCoordinator, Records
+from firn_node.engine.broker import Broker
+from firn_node.replication.state import Role
+from firn_node.server import Server, serve
+from firn_node.settings import GroupSettings
+
+LEASE_TTL_MS = 1500
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@dataclass
+class Replica:
+    """One broker over many lives."""
+
+    ordinal: int
+    folder: Path
+    records: Records
+    port: int = field(default_factory=free_port)
+    broker: Broker = field(init=False)
+    is_up: bool = False
+
+    async def start(self, **changes: Any) -> None:
+        self.coordinator = MemoryCoordinator(self.records)
+        place = GroupSettings("", ordinal=self.ordinal, lease_ttl_ms=LEASE_TTL_MS)
+        self.broker = Broker(
+            settings(self.folder, port=self.port, node=f"node-{self.ordinal}", group=place, **changes),
+            coordinator=self.coordinator,
+        )
+        await self.broker.start()
+        assert self.broker.group is not None
+        self.server: Server = await serve(
+            self.broker, host="127.0.0.1", port=self.port, peers=self.broker.group.peers
+        )
+        self.is_up = True
+
+    async def stop(self) -> None:
+        self.is_up = False
+        await self.server.stop()
+        await self.broker.stop()
+        await self.coordinator.close()
+
+    async def fail(self) -> None:
+        """It takes no part in its group from one moment to the next, without a word to anyone."""
+        assert self.broker.group is not None
+        self.broker.group.fail("failed by the test")
+        await self.stop()
+
+    @property
+    def role(self) -> Role:
+        assert self.broker.group is not None
+        return self.broker.group.role
+
+    @property
+    def kit(self) -> Kit:
+        return Kit(self.broker)
+
+
+class BrokerGroup:
+    def __init__(self, folder: Path, replicas: int) -> None:
+        self.records = Records()
+        self.replicas = [Replica(n, folder / str(n), self.records) for n in range(replicas)]
+
+    @property
+    def up(self) -> list[Replica]:
+        return [replica for replica in self.replicas if replica.is_up]
+
+    async def until(self, holds: Callable[[], object], what: str, seconds: float = 15.0) -> None:
+        end = asyncio.get_running_loop().time() + seconds
+        while not holds():
+            rows = [r.broker.group.status() for r in self.up if r.broker.group is not None]
+            assert asyncio.get_running_loop().time() < end, f"never happened: {what}: {rows}"
+            await asyncio.sleep(0.01)
+
+    def master(self) -> Replica | None:
+        """The one that takes writes now."""
+        for replica in self.up:
+            if replica.role is Role.MASTER and replica.broker.is_ready():
+                return replica
+        return None
+
+    async def until_master(self, *, other_than: Replica | None = None) -> Replica:
+        await self.until(lambda: self.master() not in (None, other_than), "a master takes writes")
+        found = self.master()
+        assert found is not None
+        return found
+
+    async def until_in_sync(self) -> None:
+        def holds() -> bool:
+            record = next(iter(self.records.by_group.values()), None)
+            ids = {r.broker.core.identity.log_id for r in self.up}
+            return record is not None and ids <= record.in_sync
+
+        await self.until(holds, "all are in sync")
+
+    async def until_equal(self) -> None:
+        """All have dispatched all that the master has."""
+        master = await self.until_master()
+        end = master.broker.core.log.written_end
+        await self.until(
+            lambda: all(r.broker.core.dispatched_position >= end for r in self.up), "all have it"
+        )
+
+    async def maps(self, topic: str, keys: list[bytes]) -> list[list[bytes | None]]:
+        """What each broker holds of these keys, whoever may serve them."""
+        await self.until_equal()
+        found = []
+        for replica in self.up:
+            broker = replica.broker
+            partition = broker.partitions.get(broker.topic(topic), 0)
+            rows = broker._lookup.get(partition, keys)
+            found.append([None if row is None else row.value for row in rows])
+        return found
+
+
+@contextlib.asynccontextmanager
+async def broker_group(folder: Path, replicas: int = 3) -> AsyncIterator[BrokerGroup]:
+    found = BrokerGroup(folder, replicas)
+    try:
+        for replica in found.replicas:
+            await replica.start()
+        await found.until_in_sync()
+        yield found
+    finally:
+        for replica in found.up:
+            with contextlib.suppress(FirnError):
+                await replica.stop()
