@@ -159,6 +159,11 @@ class WebSocket:
         self._pinged: float | None = None  # since something was heard
         self._watching = self._loop.call_later(heartbeat_s, self._watch)
 
+    @property
+    def unfinished_bytes(self) -> int:
+        """Of a frame that has not come whole."""
+        return len(self._rest)
+
     # Sending.
 
     def send(self, payload: bytes) -> None:

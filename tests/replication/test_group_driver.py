@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from engine_kit import run
-from replica_kit import GROUP, Group, Node, group
+from replica_kit import GROUP, TIMING, Group, Node, group
 
 from firn.errors import NotEnoughInSync, NotMaster, Timeout, Unavailable
 from firn_node.replication.doors.groupfile import GroupFile
@@ -114,6 +114,24 @@ def test_bytes_that_were_damaged_on_their_way_are_refused_and_sent_anew(tmp_path
             master.door.flips = 2
             await found.write(5, size=100_000, min_in_sync=3)
             assert master.door.flips == 0
+
+    run(story())
+
+
+def test_a_batch_that_takes_longer_than_the_patience_with_a_silent_master_arrives_all_the_same(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with group(tmp_path, 2) as found:
+            master = await found.until_master()
+            [standby] = others(found, master)
+            handshakes = standby.driver.state.handshakes
+            master.door.rate = 2 << 20
+            assert (3 << 20) / master.door.rate > 2 * TIMING.stalls_after
+            await found.write(1, size=3 << 20)
+            await found.until(lambda: standby.log.written_end == master.log.written_end, "it arrives")
+            assert standby.driver.state.handshakes == handshakes
+            master.door.rate = 0
 
     run(story())
 

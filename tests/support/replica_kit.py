@@ -45,6 +45,7 @@ class Door:
         self.shut_for: set[str] = set()
         self.is_shut = False
         self.flips = 0  # so many large pieces from behind it arrive with a bit flipped
+        self.rate = 0  # bytes a second from behind it; 0: no bound
         self.port = 0  # of the node behind it
         self._open: list[tuple[str, asyncio.StreamWriter, asyncio.StreamWriter]] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,7 +96,7 @@ class Door:
         try:
             inner.write(line)
             there = asyncio.create_task(_copy(reader, inner))
-            back = asyncio.create_task(_copy(inner_reader, writer, self._flipped))
+            back = asyncio.create_task(_copy(inner_reader, writer, self._flipped, lambda: self.rate))
             await asyncio.wait([there, back], return_when=asyncio.FIRST_COMPLETED)
             there.cancel()
             back.cancel()
@@ -120,10 +121,15 @@ class Door:
 
 
 async def _copy(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Callable[[bytes], bytes] = bytes
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    change: Callable[[bytes], bytes] = bytes,
+    rate: Callable[[], int] = int,
 ) -> None:
     with contextlib.suppress(OSError):
-        while data := await reader.read(1 << 18):
+        while data := await reader.read(1 << 16 if rate() else 1 << 18):
+            if rate():
+                await asyncio.sleep(len(data) / rate())
             writer.write(change(data))
             await writer.drain()
 

@@ -13,6 +13,7 @@ from firn.types import Position
 from firn_node.replication import election, mastership, standby
 from firn_node.replication.events import (
     Action,
+    Arriving,
     DataLossAccepted,
     Dispatched,
     Durable,
@@ -368,6 +369,7 @@ EVENTS: dict[type, Handlers] = {
         CANDIDATE: (on_tick, _only_turn(standby.on_tick), _only_turn(election.decide)),
         **_for(MASTERS, on_tick, _only_turn(mastership.on_tick)),
     },
+    Arriving: _for(FOLLOWERS, standby.on_arriving),
     RecordRead: _for(ALL, on_record_read),
     SwapAnswered: _for(ALL, on_swap_answered),
     MetaStored: _for(ALL, on_meta_stored),

@@ -73,6 +73,7 @@ class GroupDriver:
         self._events: deque[tuple[ev.Event, Buffer]] = deque()  # with the bytes of a frame
         self._is_stepping = False
         self._data: Buffer = b""  # of the frame whose step runs
+        self._log_bytes = 0  # that have come from the master, as of the last tick
         self._requests = Requests()
         self._streams = LogStreams(self._log, history=lambda: self.state.log.history, damaged=self.damaged)
         self._log_door = LogDoor(self._log, doors.folder.epoch_file, me, doors.log_clock)
@@ -181,6 +182,11 @@ class GroupDriver:
 
     def _tick(self) -> None:
         self._ticker = self._loop.call_later(self._doors.timing.tick, self._tick)
+        following = self.state.following
+        if following is not None:
+            before, self._log_bytes = self._log_bytes, self.peers.log_bytes_of(following.master)
+            if self._log_bytes != before:
+                self.feed(ev.Arriving())
         self.feed(ev.Tick())
 
     def _now(self) -> float:

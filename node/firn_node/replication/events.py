@@ -26,6 +26,11 @@ class Received:
 
 
 @dataclass(frozen=True, slots=True)
+class Arriving:
+    """Log bytes come from the master that is followed, no frame of them whole yet: a slow link is no lost stream."""
+
+
+@dataclass(frozen=True, slots=True)
 class RecordRead:
     """The coordinator's record, by a read or a watch; None: there is none.
 
@@ -137,6 +142,7 @@ class RemovalAsked:
 Event = (
     Tick
     | Received
+    | Arriving
     | RecordRead
     | SwapAnswered
     | MetaStored

@@ -7,6 +7,7 @@ the committed position taken.
 
 from firn.types import Position
 from firn_node.replication.events import (
+    Arriving,
     BeginLog,
     CutLog,
     Durable,
@@ -187,6 +188,12 @@ def on_frame(turn: Turn, frame: Frame) -> None:
         turn.do(WriteFrame(frame))
     elif frame.start > turn.log.written:
         say_hello(turn, following.master)
+
+
+def on_arriving(turn: Turn, event: Arriving) -> None:
+    following = turn.state.following
+    if following is not None and following.phase is Phase.FOLLOWING:
+        turn.update_following(heard_at=turn.now, progress_at=turn.now)
 
 
 def on_written(turn: Turn, event: Written) -> None:

@@ -204,6 +204,7 @@ class Assembler:
         self._frame: Frame | None = None
         self._pieces: list[memoryview] = []
         self._missing = 0
+        self.log_bytes = 0  # of all frames so far
 
     def feed(self, payload: bytes) -> Arrived | None:
         """The message that this one completes; None: a frame goes on. *Errors*: Invalid: end the connection."""
@@ -237,6 +238,7 @@ class Assembler:
     def _add(self, data: memoryview) -> Arrived | None:
         if self._frame is None or len(data) > self._missing or not len(data):
             raise Invalid(f"replica message: {len(data)} bytes of a frame that lacks {self._missing}")
+        self.log_bytes += len(data)
         self._pieces.append(data)
         self._missing -= len(data)
         if self._missing:

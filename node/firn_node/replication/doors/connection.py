@@ -24,6 +24,7 @@ log = logging.getLogger("firn.replication")
 
 WAITING_MAX = 64  # messages that wait for room
 HEARTBEAT_S = 2.0  # of the connection alone; whether a peer is well is the core's to decide
+_MESSAGE_BYTES = 16 << 10  # what is unfinished and larger is of the log
 _BUFFER_BYTES = 1 << 20  # of the transport: one piece of the log is being sent while the next is read
 
 
@@ -61,6 +62,12 @@ class Connection:
     @property
     def is_open(self) -> bool:
         return self.socket.is_open
+
+    @property
+    def log_bytes(self) -> int:
+        """Bytes of the log that have come so far; other than before: some have come."""
+        unfinished = self.socket.unfinished_bytes
+        return self._assembler.log_bytes + (unfinished if unfinished > _MESSAGE_BYTES else 0)
 
     def send(self, message: Message) -> None:
         """Send a message, or drop it."""

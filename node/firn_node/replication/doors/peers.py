@@ -82,6 +82,11 @@ class Peers:
         """The connection that takes log bytes for a peer: the one that it dialled."""
         return self._inbound.get(to)
 
+    def log_bytes_of(self, peer: LogId) -> int:
+        """Bytes of the log that have come by the own connection to a peer; 0 without one."""
+        link = self._links.get(peer)
+        return link.log_bytes if link is not None else 0
+
     # Connections that others dial.
 
     def check_dial(self, query: Mapping[str, str], *, node: str | None = None) -> LogId:
@@ -179,6 +184,10 @@ class _Link:
         else:
             self._waiting.append(message)
             self._something.set()
+
+    @property
+    def log_bytes(self) -> int:
+        return self._connection.log_bytes if self._connection is not None else 0
 
     async def _run(self) -> None:
         failures = 0
