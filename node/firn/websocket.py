@@ -37,6 +37,7 @@ _HEAD_BYTES_MAX = 64 << 10  # of an HTTP answer
 _FINAL, _MASKED = 0x80, 0x80
 _CONTROL_BYTES_MAX = 125
 _NO_MASK = bytes(4)
+_VIEWED_BYTES_MIN = 4096  # copying less costs no more than a view
 
 
 class Opcode(IntEnum):
@@ -136,12 +137,14 @@ class WebSocket:
         transport: asyncio.Transport,
         *,
         is_client: bool,
-        take: Callable[[Opcode, bytes], None],
+        take: Callable[[Opcode, bytes | memoryview], None],
         ended: Callable[[str], None],
         message_bytes_max: int,
         heartbeat_s: float,
     ) -> None:
-        """``take`` gets each message; ``ended`` why there will be no more."""
+        """``take`` gets each message, a large one as a view of what arrived: who keeps it, copies it. ``ended``: why
+        there will be no more.
+        """
         self._transport = transport
         self._is_client = is_client
         self._take = take
@@ -254,9 +257,11 @@ class WebSocket:
             if at_next > end:
                 self._rest_bytes = at_next - at
                 break
-            payload = data[body:at_next] if type(data) is bytes else bytes(memoryview(data)[body:at_next])
+            payload: bytes | memoryview = memoryview(data)[body:at_next]
             if key != _NO_MASK:
-                payload = unmasked(payload, key)
+                payload = unmasked(bytes(payload), key)
+            elif size < _VIEWED_BYTES_MIN:
+                payload = bytes(payload)
             at = at_next
             if bits == _WHOLE_BINARY and self._begun is None:
                 self._take(Opcode.BINARY, payload)
@@ -264,7 +269,7 @@ class WebSocket:
                 self._other(bits, payload)
         return at if self.is_open else end
 
-    def _other(self, bits: int, payload: bytes) -> None:
+    def _other(self, bits: int, payload: bytes | memoryview) -> None:
         """A frame that is not a whole binary message."""
         try:
             opcode = Opcode(bits & 0x0F)
@@ -275,7 +280,7 @@ class WebSocket:
         if opcode >= Opcode.CLOSE:
             if not bits & _FINAL or len(payload) > _CONTROL_BYTES_MAX:
                 raise Invalid(f"WebSocket: a {opcode.name} frame of {len(payload)} bytes or in parts")
-            self._control(opcode, payload)
+            self._control(opcode, bytes(payload))
             return
         if (self._begun is None) == (opcode == Opcode.CONTINUATION):
             raise Invalid(f"WebSocket: a frame {opcode.name} out of turn")

@@ -107,25 +107,33 @@ _DATA_BYTES = FRAME_BYTES_MAX - _HEAD_BYTES
 
 def frames(op: int, id: int, meta: dict[str, Any] | None = None, data: Buffer = b"") -> Iterator[bytes]:
     """The WebSocket messages of one message, each at most 64 KiB as long as ``meta`` itself fits."""
+    for parts in frame_parts(op, id, meta, data):
+        yield parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def frame_parts(
+    op: int, id: int, meta: dict[str, Any] | None = None, data: Buffer = b""
+) -> Iterator[tuple[bytes] | tuple[bytes, memoryview]]:
+    """As ``frames``, for who joins them with more: of a message in several, the data are views, uncopied."""
     meta = meta or {}
     if len(data) + 256 * len(meta) <= _DATA_BYTES:  # the common case, without measuring meta
         packed = msgpack.packb([op, id, meta, data])
         if len(packed) <= FRAME_BYTES_MAX:
-            yield packed
+            yield (packed,)
             return
     view = memoryview(data)
     room = max(0, _DATA_BYTES - len(msgpack.packb(meta)))
-    yield _frame(msgpack.packb([op, id, {**meta, "size": len(data)}, b""]), view[:room])
+    yield _with_data(msgpack.packb([op, id, {**meta, "size": len(data)}, b""]), view[:room])
     more = msgpack.packb([Op.MORE, id, {}, b""])
     for at in range(room, len(data), _DATA_BYTES):
-        yield _frame(more, view[at : at + _DATA_BYTES])
+        yield _with_data(more, view[at : at + _DATA_BYTES])
 
 
 _BIN8, _BIN16, _BIN32 = 0xC4, 0xC5, 0xC6  # msgpack: bytes, behind a length of so many bits
 
 
-def _frame(without_data: bytes, data: memoryview) -> bytes:
-    """A packed frame that has no data, with these data in their place: copied once, where msgpack copies twice."""
+def _with_data(without_data: bytes, data: memoryview) -> tuple[bytes, memoryview]:
+    """A packed frame that has no data, with these data in their place."""
     size = len(data)
     if size < 1 << 8:
         head = bytes((_BIN8, size))
@@ -133,7 +141,7 @@ def _frame(without_data: bytes, data: memoryview) -> bytes:
         head = bytes((_BIN16,)) + size.to_bytes(2, "big")
     else:
         head = bytes((_BIN32,)) + size.to_bytes(4, "big")
-    return b"".join((without_data[:-2], head, data))
+    return without_data[:-2] + head, data
 
 
 class Assembler:
@@ -146,16 +154,16 @@ class Assembler:
     def __init__(self, *, bytes_max: int, open_max: int = 64) -> None:
         self._bytes_max = bytes_max
         self._open_max = open_max
-        self._open: dict[int, tuple[Message, bytearray, int]] = {}
+        self._open: dict[int, tuple[Message, memoryview, int]] = {}
         self._bytes = 0
 
-    def feed(self, frame: bytes) -> Message | None:
-        """The message that this frame completes, or None.
+    def feed(self, frame: bytes | memoryview) -> Message | None:
+        """The message that this frame completes, or None. Nothing of the frame is kept but by copy.
 
         Errors: Invalid (malformed frame), LimitExceeded (too much announced or open); ``details["id"]`` is the
         exchange where it is known. Later frames of a refused message are passed over silently.
         """
-        if frame.startswith(_MORE_HEAD) and (more := _parse_more(frame)) is not None:
+        if frame[:2] == _MORE_HEAD and (more := _parse_more(frame)) is not None:
             return self._more(*more)
         op, id, meta, data = _parse_frame(frame)
         if op == Op.MORE:
@@ -174,7 +182,7 @@ class Assembler:
                 f"frame: a message of {size} bytes with {self._bytes} of others unfinished; at most {self._bytes_max}",
                 id=id,
             )
-        whole = bytearray(size)
+        whole = np.empty(size, np.uint8).data  # handed on when every byte of it was written
         whole[: len(data)] = data
         self._open[id] = (Message(op, id, meta), whole, len(data))
         self._bytes += size
@@ -207,7 +215,7 @@ _EMPTY_MAP_BIN16 = bytes((0x80, _BIN16))
 _UINT_BYTES = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}  # msgpack: unsigned integers from 128 on
 
 
-def _parse_more(frame: bytes) -> tuple[int, memoryview] | None:
+def _parse_more(frame: bytes | memoryview) -> tuple[int, memoryview] | None:
     """(id, data) of a MORE as ``frames`` makes it, without a copy; None for one of another shape, or malformed."""
     first = frame[2] if len(frame) > 2 else 0xFF
     width = 0 if first < 0x80 else _UINT_BYTES.get(first)
@@ -221,7 +229,7 @@ def _parse_more(frame: bytes) -> tuple[int, memoryview] | None:
     return (id, data) if len(data) == int.from_bytes(frame[at + 2 : at + 4], "big") else None
 
 
-def _parse_frame(frame: bytes) -> tuple[int, int, dict[str, Any], bytes]:
+def _parse_frame(frame: bytes | memoryview) -> tuple[int, int, dict[str, Any], bytes]:
     try:
         found = msgpack.unpackb(frame)
     except (ValueError, TypeError, RecursionError, UnicodeDecodeError) as error:

@@ -54,7 +54,7 @@ class End:
         self, *, is_client: bool = False, bytes_max: int = 1 << 17, heartbeat_s: float = 30.0
     ) -> None:
         self.wire = Wire()
-        self.taken: list[tuple[Opcode, bytes]] = []
+        self.taken: list[tuple[Opcode, bytes | memoryview]] = []
         self.ended: list[str] = []
         self.socket = WebSocket(
             self.wire, is_client=is_client, take=lambda kind, data: self.taken.append((kind, data)),

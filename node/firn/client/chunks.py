@@ -11,7 +11,8 @@ from asyncio import AbstractEventLoop, Future
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from operator import itemgetter
+from operator import countOf, itemgetter
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -177,25 +178,35 @@ def plain_lengths(fields: Fields) -> Lengths | None:
     perhaps None, and nothing else is given. None where a record may be otherwise.
     """
     keys, values, *extras = fields
-    if set(map(type, keys)) != {bytes}:
+    if countOf(map(type, keys), bytes) != len(keys):
         return None
     try:
         if not all(column is None or _none(column) for column in extras):
             return None
     except Exception:  # a field that will not even be compared: a NumPy array's is an array
         return None
-    kinds = set(map(type, values))
-    if not kinds <= {bytes, type(None)}:
+    has_tombstones = (plain := countOf(map(type, values), bytes)) != len(values)
+    if has_tombstones and plain + countOf(map(type, values), NoneType) != len(values):
         return None
-    lengths = _lengths(keys, values, has_tombstones=type(None) in kinds)
+    lengths = _lengths(keys, values, has_tombstones=has_tombstones)
     is_small = lengths[0].max() <= limits.KEY_BYTES_MAX and lengths[1].max() <= limits.VALUE_BYTES_MAX
     return lengths if is_small else None
 
 
 def _lengths(keys: Sequence[bytes], values: Sequence[bytes | None], *, has_tombstones: bool) -> Lengths:
-    n = len(keys)
-    sizes: Any = (-1 if v is None else len(v) for v in values) if has_tombstones else map(len, values)  # type: ignore[arg-type]
-    return np.fromiter(map(len, keys), np.int64, n), np.fromiter(sizes, np.int64, n)
+    if not has_tombstones:
+        return _lengths_of(keys), _lengths_of(values)  # type: ignore[arg-type]
+    return _lengths_of(keys), np.fromiter(
+        (-1 if v is None else len(v) for v in values), np.int64, len(values)
+    )
+
+
+def _lengths_of(column: Sequence[bytes]) -> NDArray[np.int64]:
+    """The length of each; where it is the same for all, counting those costs half of gathering them."""
+    n = len(column)
+    if n and countOf(map(len, column), width := len(column[0])) == n:
+        return np.full(n, width, np.int64)
+    return np.array(list(map(len, column)), np.int64)
 
 
 def _row_bytes(lengths: Lengths) -> NDArray[np.int64]:

@@ -19,7 +19,7 @@ from firn.batch import Buffer
 from firn.errors import FirnError, InvariantBroken, NotMaster, Timeout, Unavailable, from_document
 from firn.tls import refusal_of
 from firn.websocket import CloseCode, Handshake, Opcode, WebSocket, handshake
-from firn.wire import STREAM_VERSION, Assembler, Message, Op, frames
+from firn.wire import STREAM_VERSION, Assembler, Message, Op, frame_parts
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ OPEN_ANSWERS_MAX = 1 << 16
 FRAME_READ_MAX = 4 << 20
 
 Handler = Callable[["Message | FirnError"], None]
+Parts = tuple[bytes] | tuple[bytes, memoryview]  # of one frame
 
 
 class Stream(asyncio.Protocol):
@@ -49,7 +50,7 @@ class Stream(asyncio.Protocol):
         self._is_full = False
         self._hint = ""
         # What has not left, and who waits for it: frames of one message an item.
-        self._leaving: deque[tuple[Iterator[bytes], asyncio.Future[None]]] = deque()
+        self._leaving: deque[tuple[Iterator[Parts], asyncio.Future[None]]] = deque()
 
     @classmethod
     async def connect(
@@ -185,21 +186,24 @@ class Stream(asyncio.Protocol):
         self, op: int, id: int, meta: dict[str, Any] | None, data: Buffer
     ) -> "asyncio.Future[None] | None":
         self._check_open()
-        parts = frames(op, id, meta, data)
+        parts = frame_parts(op, id, meta, data)
         if not self._leaving and self._write(parts):
             return None
         left: asyncio.Future[None] = self._loop.create_future()
         self._leaving.append((parts, left))
         return left
 
-    def _write(self, parts: Iterator[bytes]) -> bool:
+    def _write(self, parts: Iterator[Parts]) -> bool:
         """Write frames while the transport takes them; whether all have left."""
         assert self._socket is not None, "a connection is greeted before it is used"
         while not self._is_full:
             frame = next(parts, None)
             if frame is None:
                 return True
-            self._socket.send(frame)
+            if len(frame) == 1:
+                self._socket.send(frame[0])
+            else:
+                self._socket.send_parts(frame)
         return False
 
     def pause_writing(self) -> None:
@@ -258,7 +262,7 @@ class Stream(asyncio.Protocol):
     def _socket_ended(self, why: str) -> None:
         self._end(Unavailable(f"{self.address}: the connection ended: {why}"))
 
-    def _take(self, kind: Opcode, frame: bytes) -> None:
+    def _take(self, kind: Opcode, frame: bytes | memoryview) -> None:
         if kind != Opcode.BINARY:
             return
         try:

@@ -18,6 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import numpy as np
 
@@ -85,6 +86,14 @@ class _Told:
     names_older: bool = False
 
 
+Writable = bytearray | memoryview
+
+
+def _is_writable(data: Buffer) -> TypeGuard[Writable]:
+    """Whether these bytes can be stamped in place: whoever gave them keeps no others' view of them."""
+    return isinstance(data, bytearray) or (isinstance(data, memoryview) and not data.readonly)
+
+
 class Appender:
     def __init__(self, core: Core, partitions: Partitions, commits: Commits, lookup: Lookup) -> None:
         self._core = core
@@ -100,7 +109,7 @@ class Appender:
         one is durable then as its topic asks.
         """
         self._core.health.check_serving()
-        writable = data if isinstance(data, bytearray) else bytearray(data)
+        writable = data if _is_writable(data) else bytearray(data)
         view = np.frombuffer(writable, np.uint8)
         group = inspect_group(view, self._core.secret)
         heads = group.heads()
@@ -130,7 +139,7 @@ class Appender:
         await self._commits.wait(end)
 
     def _append_conditional(
-        self, data: bytearray, group: Group, heads: list[Head], conditions: Sequence[int | None], told: _Told
+        self, data: Writable, group: Group, heads: list[Head], conditions: Sequence[int | None], told: _Told
     ) -> list[Outcome]:
         """One batch after another: each condition sees what was appended before it in the same request."""
         if len(conditions) != len(group):
@@ -142,7 +151,7 @@ class Appender:
 
     def _append(
         self,
-        data: bytearray,
+        data: Writable,
         group: Group,
         heads: list[Head],
         rows: Sequence[int],
@@ -190,7 +199,7 @@ class Appender:
 
     def _plan_batch(
         self,
-        data: bytearray,
+        data: Writable,
         group: Group,
         head: Head,
         i: int,
@@ -266,7 +275,7 @@ class Appender:
         plan.producers[key] = row
 
     def _check_condition(
-        self, partition: Partition, data: bytearray, group: Group, head: Head, condition: int
+        self, partition: Partition, data: Writable, group: Group, head: Head, condition: int
     ) -> None:
         if head.records != 1:
             raise Invalid(f"if_offset needs a batch of one record, not of {head.records}")
@@ -284,7 +293,7 @@ class Appender:
             newest_offset=offset,
         )
 
-    def _write(self, data: bytearray, group: Group, heads: list[Head], plan: _Plan) -> None:
+    def _write(self, data: Writable, group: Group, heads: list[Head], plan: _Plan) -> None:
         core = self._core
         now = core.clock.now_ms()
         view = memoryview(data)

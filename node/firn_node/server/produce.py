@@ -203,7 +203,7 @@ class Producing:
                 conditions = []
                 for message in group:
                     conditions += message.conditions or [None] * (message.batches or 0)
-            return begin(b"".join(message.data for message in group), conditions=conditions)
+            return begin(bytearray().join(message.data for message in group), conditions=conditions)
         except Exception as error:
             return self._failure(error), None
 

@@ -131,7 +131,7 @@ class Stream:
         self._stirred.set()
         self._gone.set()
 
-    def _take(self, kind: Opcode, frame: bytes) -> None:
+    def _take(self, kind: Opcode, frame: bytes | memoryview) -> None:
         if self._waiting is None and not self._behind and self._has_room():
             try:
                 self._waiting = self._handled(kind, frame)
@@ -143,7 +143,7 @@ class Stream:
             if self._waiting is None:
                 return
         else:
-            self._behind.append((kind, frame))
+            self._behind.append((kind, bytes(frame)))
         self.socket.pause()
         self._stirred.set()
 
@@ -166,7 +166,7 @@ class Stream:
             self._waiting = self._handled(*self._behind.popleft())
         self.socket.resume()
 
-    def _handled(self, kind: Opcode, frame: bytes) -> Work | None:
+    def _handled(self, kind: Opcode, frame: bytes | memoryview) -> Work | None:
         """Handle a frame; what must be awaited before the next one, None when nothing must."""
         if kind != Opcode.BINARY:
             self._fail(0, Invalid("frame: expected a binary WebSocket message, found text"))

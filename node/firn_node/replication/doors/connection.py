@@ -102,11 +102,11 @@ class Connection:
             self._waiting.clear()
             self._flushing = None
 
-    def _arrived(self, kind: Opcode, payload: bytes) -> None:
+    def _arrived(self, kind: Opcode, payload: bytes | memoryview) -> None:
         try:
             if kind != Opcode.BINARY:
                 raise Invalid("replica message: expected a binary WebSocket message, found text")
-            found = self._assembler.feed(payload)
+            found = self._assembler.feed(bytes(payload))  # which it keeps
         except Invalid as error:
             self.close(error.message, CloseCode.PROTOCOL_ERROR)
             return
