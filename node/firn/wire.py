@@ -223,7 +223,7 @@ def _parse_more(frame: bytes | memoryview) -> tuple[int, memoryview] | None:
         return None
     at = 3 + width
     id = int.from_bytes(frame[3:at], "big") if width else first
-    if frame[at : at + 2] != _EMPTY_MAP_BIN16:
+    if len(frame) < at + 4 or frame[at : at + 2] != _EMPTY_MAP_BIN16:
         return None
     data = memoryview(frame)[at + 4 :]
     return (id, data) if len(data) == int.from_bytes(frame[at + 2 : at + 4], "big") else None

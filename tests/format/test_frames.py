@@ -56,6 +56,13 @@ def test_bytes_of_more_need_not_be_in_the_shape_that_this_package_gives_them() -
         assert outcome(shape) == (5, data)
 
 
+@pytest.mark.parametrize("left", range(1, 7))
+def test_a_more_that_ends_before_its_size_is_not_taken_for_an_empty_one(left: int) -> None:
+    found = outcome(msgpack.packb([Op.MORE, 5, {}, bytes(300)])[:left])
+    assert isinstance(found, tuple)
+    assert found[0] is Invalid
+
+
 @given(st.data())
 @settings(max_examples=200)
 def test_a_frame_that_is_cut_or_lengthened_is_refused(data: st.DataObject) -> None:
