@@ -260,7 +260,7 @@ def _settable() -> set[str]:
     return named | {"host", "port", "memory", "security"}
 
 
-assert {f.name for f in fields(BrokerSettings)} - {"insecure"} <= _settable(), (
+assert {f.name for f in fields(BrokerSettings)} - {"insecure", "group"} <= _settable(), (
     "a field of BrokerSettings cannot be set"
 )
 assert {f"memory.{f.name}" for f in fields(MemorySettings)} <= _settable()
