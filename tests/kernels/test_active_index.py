@@ -55,7 +55,11 @@ def apply(step: tuple, index: ActiveIndex, model: Model) -> None:
     what, argument, times = step
     if what == "append":
         rows = argument * times
-        index.append(*columns(rows))
+        if times % 2:
+            for hi, lo, is_tombstone in rows:
+                index.append_one(hi, lo, is_tombstone)
+        else:
+            index.append(*columns(rows))
         model.rows += rows
         return
     offset = model.start + round(argument * len(model.rows))

@@ -10,10 +10,13 @@ from firn_sim.disk import SimDisk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from firn.batch import parse_header
 from firn.errors import FirnError, Unavailable
 from firn_node import failpoints
 from firn_node.filecache import FileCache
 from firn_node.log.commitlog import CommitLog
+from firn_node.log.headpage import Slot, read_page
+from firn_node.log.segment import segment_path
 
 FOLDER = "/data/log"
 SEGMENT_BYTES = 4096
@@ -44,7 +47,11 @@ class Model:
         planned = self.log.plan([len(b) for b in batches])
         self.pending = dict(zip(planned, batches, strict=True))
         try:
-            positions = self.log.append(batches)
+            if len(batches) == 1:  # as a request of one record comes
+                header = parse_header(batches[0])
+                positions = [self.log.append_one(batches[0], header.topic_id, header.append_timestamp)]
+            else:
+                positions = self.log.append(batches)
         except (OSError, Unavailable):
             assert self.log.written_end == before
             if not self.log.is_broken:
@@ -332,6 +339,66 @@ def test_a_name_that_came_back_after_a_failed_append_does_not_hide_later_appends
         model.disk.crash()
         model.reopen(0)
         assert len(model.batches) == 6
+
+
+def newest_slot(disk: SimDisk, start: int = 0) -> Slot:
+    found = read_page(disk, segment_path(FOLDER, start), start)[0].newest
+    assert found is not None
+    return found
+
+
+def test_appends_between_two_syncs_share_a_slot_and_the_first_one_after_a_sync_writes_its_own() -> None:
+    model = Model(1)
+    made = newest_slot(model.disk).counter
+    for sizes in ([300], [300], [300, 300], [300]):
+        model.append(sizes)
+        assert newest_slot(model.disk).counter == made + 1
+    model.sync()
+    for sizes in ([300, 300], [300]):
+        model.append(sizes)
+        slot = newest_slot(model.disk)
+        assert (slot.counter, slot.durable_end) == (made + 2, model.acknowledged)
+
+
+@pytest.mark.parametrize("sizes", [[300], [300, 300]])
+def test_a_slot_that_a_failed_append_left_behind_is_replaced_by_the_next_append(sizes: list[int]) -> None:
+    model = Model(1)
+    model.append([300])
+    model.sync()
+    model.disk.fail(2, errno.ENOSPC, kinds={"pwrite"})  # its slot is written, its batches are not
+    with pytest.raises(OSError):
+        model.append([2_000])
+    model.append(sizes)
+    assert newest_slot(model.disk).end == model.log.written_end
+
+
+@pytest.mark.parametrize("how", ["truncate", "release"])
+def test_the_first_append_after_a_marker_replaces_it_whatever_wrote_it(how: str) -> None:
+    model = Model(1)
+    for _ in range(3):
+        model.append([3_000])
+    model.sync()
+    model.append([300])
+    if how == "release":  # with all of it durable its slot is a marker
+        model.sync()
+    getattr(model, how)(max(model.batches))
+    assert newest_slot(model.disk, model.log.starts[-1]).is_marker
+    model.append([300])
+    assert not newest_slot(model.disk, model.log.starts[-1]).is_marker
+
+
+@pytest.mark.parametrize("checkpoint", ["start", "slot", "end"])
+def test_the_newest_append_time_survives_a_crash_although_no_slot_tells_it(checkpoint: str) -> None:
+    disk = SimDisk(3)
+    log = open_log(disk)
+    first = sized(300, 0, append_ms=1_000)
+    log.append_one(first, 8, 1_000)
+    log.append_one(sized(300, 1, append_ms=9_000), 8, 9_000)
+    log.sync()
+    assert newest_slot(disk).append_ms == 1_000
+    disk.crash()
+    verify_from = {"start": 0, "slot": len(first), "end": log.durable_end}[checkpoint]
+    assert open_log(disk, verify_from=verify_from).last_append_ms == 9_000
 
 
 @pytest.mark.parametrize("seed", range(6))

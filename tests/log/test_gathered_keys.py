@@ -1,5 +1,7 @@
 """Keys files made of what was gathered while a segment was written: the same bytes as made of the segment itself."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from firn_sim.batches import batch
@@ -68,6 +70,37 @@ def test_a_keys_file_of_gathered_keys_has_the_bytes_of_one_that_is_read() -> Non
         gathered = s.keys_file(start)
         read.build(start)
         assert s.keys_file(start) == gathered
+
+
+@dataclass
+class OneRecord:
+    hi: int
+    position: int
+    end: int
+    timestamp: int
+    append_ms: int
+
+
+@pytest.mark.parametrize("together", [1, 7, 1000])
+def test_batches_of_one_record_are_gathered_as_any_others(together: int) -> None:
+    s, waiting = Setting(), []
+    while len(s.log.extents()) < 4:
+        at, draw = len(waiting), s.draw.integers(0, 500, 3).tolist()
+        data = batch(
+            [b"%d" % draw[0]], value=bytes(50 + draw[1]), timestamp=900 + draw[2], append_ms=2_000 + at
+        )
+        (position,) = s.log.append([data])
+        hi = int(inspect_group(data, SECRET).hi[0])
+        waiting.append(OneRecord(hi, position, position + len(data), 900 + draw[2], 2_000 + at))
+    for first in range(0, len(waiting), together):
+        s.index.gather_records(waiting[first : first + together])
+    read = s.fresh_index()
+    for start in s.sealed():
+        read.build(start)
+        expected = s.keys_file(start)
+        s.damage(start)  # whoever reads the segment fails
+        s.index.build(start)
+        assert s.keys_file(start) == expected
 
 
 def test_a_gathered_segment_is_not_read_again() -> None:

@@ -12,10 +12,11 @@ index's last flush did not have, and the raw view needs them all the same.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from firn.batch import Batch, Buffer, Flag
 from firn.types import TOPICS_TOPIC_ID
-from firn_node.engine.appender import Written
+from firn_node.engine.appender import Written, WrittenRecord
 from firn_node.engine.core import Core
 from firn_node.engine.partition import Partition
 from firn_node.engine.partitions import Partitions
@@ -34,12 +35,20 @@ class Dispatcher:
         self._partitions = partitions
         self._after = after  # called once for each partition that got batches
 
-    def dispatch(self, written: Sequence[Written]) -> None:
+    def dispatch(self, written: Sequence[Written | WrittenRecord]) -> None:
         """Index the batches of some writes, in log order, and wake their readers."""
-        run = _Run()
-        for write in written:
-            self._collect(run, write.data, write.group, write.chosen, write.positions, is_replay=False)
-            self._core.key_query.gather(write.group, write.chosen, write.positions)
+        run, gather = _Run(), self._core.key_query
+        for is_record, writes in groupby(written, lambda write: type(write) is WrittenRecord):
+            if is_record:
+                records = [write for write in writes if isinstance(write, WrittenRecord)]
+                for record in records:
+                    self._collect_record(run, record)
+                gather.gather_records(records)
+                continue
+            for write in writes:
+                assert isinstance(write, Written)
+                self._collect(run, write.data, write.group, write.chosen, write.positions, is_replay=False)
+                gather.gather(write.group, write.chosen, write.positions)
         self._commit(run)
         self._core.dispatched_position = max(self._core.dispatched_position, written[-1].end)
 
@@ -51,6 +60,20 @@ class Dispatcher:
         self._collect(run, data, group, rows, [position + int(group.start[i]) for i in rows], is_replay=True)
         self._commit(run)
         self._core.dispatched_position = max(self._core.dispatched_position, position + len(data))
+
+    def _collect_record(self, run: "_Run", record: WrittenRecord) -> None:
+        """As ``_collect``, of the batch of one plain record."""
+        topic_id, number, base, position, size, _, timestamp, append_ms, _ = record
+        topic = self._core.catalogue.by_id.get(topic_id)
+        if topic is None:
+            return
+        key, end = (topic_id, number), base + 1
+        partition = run.touched.get(key)
+        if partition is None:
+            partition = run.touched[key] = self._partitions.open_for_dispatch(topic, number)
+        if end > partition.indexed_end:
+            run.add(NewEntry(topic_id, number, base, end, position, size, 0, timestamp))
+        run.batches.append((partition, end, position, size, append_ms))
 
     def _collect(
         self,
@@ -202,8 +225,6 @@ def _extends(entry: NewEntry, more: NewEntry) -> bool:
 
 
 def _joined(entry: NewEntry, more: NewEntry) -> NewEntry:
-    return entry._replace(
-        end_offset=more.end_offset,
-        size=entry.size + more.size,
-        max_timestamp=max(entry.max_timestamp, more.max_timestamp),
-    )
+    topic_id, number, base, _, position, size, tag_hash, newest = entry
+    newest = max(newest, more.max_timestamp)
+    return NewEntry(topic_id, number, base, more.end_offset, position, size + more.size, tag_hash, newest)

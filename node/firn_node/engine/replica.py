@@ -16,7 +16,7 @@ from typing import Protocol
 
 from firn.errors import FirnError, InvariantBroken
 from firn.types import Epoch, Position
-from firn_node.engine.appender import Appender, Written
+from firn_node.engine.appender import Appender, Written, WrittenRecord
 from firn_node.engine.core import Core
 from firn_node.engine.dispatcher import Dispatcher
 from firn_node.engine.groupcommits import GroupCommits
@@ -141,9 +141,9 @@ class Replica:
     def _dispatch_some(self) -> None:
         """The appended writes that come next, or one portion of the log."""
         core, written = self._core, self._appender.written
-        ready: list[Written] = []
+        ready: list[Written | WrittenRecord] = []
         at = core.dispatched_position
-        while written and written[0].positions[0] == at and written[0].end <= self._target:
+        while written and written[0].start == at and written[0].end <= self._target:
             ready.append(written.popleft())
             at = ready[-1].end
         if ready:
@@ -153,7 +153,7 @@ class Replica:
                 written.extendleft(reversed(ready))  # idempotent: tried again as a whole
                 raise
             return
-        end = min(self._target, written[0].positions[0]) if written else self._target
+        end = min(self._target, written[0].start) if written else self._target
         for position, chunk in core.log.scan(at, end, chunk=_TURN_BYTES):
             self._dispatcher.replay(position, chunk)
             return

@@ -10,7 +10,7 @@ import firn_node.kernels.cpu  # noqa: F401 - names the CPU before anything impor
 
 if TYPE_CHECKING:
     from firn_node.kernels.active import ActiveIndex, KeyRows, ascending
-    from firn_node.kernels.group import Group, Head, fault_error, inspect_group, stamp_group
+    from firn_node.kernels.group import Group, Head, admit_record, fault_error, inspect_group, stamp_group
     from firn_node.kernels.hashing import fingerprint, secret_of
     from firn_node.kernels.lookup import lookup_newest, lookup_range
     from firn_node.kernels.sorting import sort_key_index
@@ -22,6 +22,7 @@ __all__ = [
     "Group",
     "Head",
     "KeyRows",
+    "admit_record",
     "ascending",
     "fault_error",
     "fingerprint",
@@ -39,6 +40,7 @@ _HOMES = {
     "Group": "group",
     "Head": "group",
     "KeyRows": "active",
+    "admit_record": "group",
     "ascending": "active",
     "fault_error": "group",
     "fingerprint": "hashing",

@@ -117,6 +117,16 @@ class ActiveIndex:
                 done += count
             self._state = _flushed(state, _rows_max(state))
 
+    def append_one(self, hi: int, lo: int, is_tombstone: bool) -> None:
+        """The row of offset ``end``: as ``append`` of one, without arrays."""
+        with self._writing:
+            start, runs, tail_base, tail, end = _with_room(self._state, 1)
+            at = end - tail_base
+            tail[0, at], tail[1, at] = hi, lo << 32 | at << 1 | is_tombstone
+            self._state = state = _State(start, runs, tail_base, tail, end + 1)
+            if at + 1 == tail.shape[1]:
+                self._state = _flushed(state, _rows_max(state))
+
     def _searchable(self) -> _State:
         """The state with a tail that is short enough to be scanned."""
         state = self._state

@@ -204,6 +204,19 @@ def stamp_group(
     walking.stamp(raw, headers, aligned(group.start, np.int64), bases, epoch, append_ms)
 
 
+def admit_record(
+    data: bytearray, secret: tuple[np.uint64, np.uint64], base_offset: int, epoch: int, append_ms: int
+) -> tuple[int, int, bool] | None:
+    """(hi, lo, tombstone) of a batch of one plain record, checked and stamped in one call.
+
+    None, and nothing is changed, when ``data`` is anything else or has a fault: ``inspect_group`` says which.
+    """
+    is_good, hi, word = walking.admit_record(
+        np.frombuffer(data, np.uint8), *secret, base_offset, epoch, append_ms
+    )
+    return (hi, word >> 1, bool(word & 1)) if is_good else None
+
+
 def fault_error(group: Group, i: int) -> FirnError:
     """The error that says why batch i is refused, to be sent to the producer.
 

@@ -342,6 +342,16 @@ def _fill_rows(
             keys += length
 
 
+@helper
+def _stamp(data: Any, at: Any, base: Any, epoch: Any, append_ms: Any) -> Any:
+    span = load_i64(data, at + 56) - load_i64(data, at + 48)
+    store_u32(data, at + 44, np.uint32(epoch))
+    store_i64(data, at + 48, base)
+    store_i64(data, at + 56, base + span)
+    store_i64(data, at + 96, append_ms)
+    store_u32(data, at + 8, np.uint32(header_crc_of(data, at)))
+
+
 @kernel(f"UniTuple(int64, 2)({READ_U8})")
 def count(data: Any) -> Any:
     """(batches, most records) that ``inspect`` needs room for."""
@@ -401,10 +411,22 @@ def stamp(data: Any, headers: Any, starts: Any, base_offsets: Any, epoch: Any, a
         at, base = starts[b], base_offsets[b]
         if base < 0:
             continue
-        span = load_i64(data, at + 56) - load_i64(data, at + 48)
-        store_u32(data, at + 44, np.uint32(epoch))
-        store_i64(data, at + 48, base)
-        store_i64(data, at + 56, base + span)
-        store_i64(data, at + 96, append_ms)
-        store_u32(data, at + 8, np.uint32(header_crc_of(data, at)))
+        _stamp(data, at, base, epoch, append_ms)
         headers[b, :] = data[at : at + HEADER_BYTES]
+
+
+@kernel("UniTuple(uint64, 3)(uint8[::1], uint64, uint64, int64, int64, int64)")
+def admit_record(data: Any, k0: Any, k1: Any, base: Any, epoch: Any, append_ms: Any) -> Any:
+    """(1, hi, lo << 1 | tombstone) of a batch of one plain record, which is stamped; zeros, and nothing done, when
+    ``data`` is anything else or has a fault.
+    """
+    refused = (np.uint64(0), np.uint64(0), np.uint64(0))
+    if _trusted_size(data, 0) != len(data) or load_u16(data, 6) != 0 or _u32(data, 20) != 1:
+        return refused
+    fault, _, _, keys = _check_batch(data, 0, len(data), True)
+    if fault != OK:
+        return refused
+    hi, lo, tombstone = np.empty(1, np.uint64), np.empty(1, np.uint32), np.empty(1, np.bool_)
+    _fill_rows(data, 0, keys, 0, k0, k1, hi, lo, tombstone)
+    _stamp(data, 0, base, epoch, append_ms)
+    return np.uint64(1), hi[0], np.uint64(lo[0]) << np.uint64(1) | np.uint64(tombstone[0])

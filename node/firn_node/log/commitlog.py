@@ -31,7 +31,7 @@ from firn_node.filecache import FileCache
 from firn_node.log.headpage import Slot, first_page, write_slot
 from firn_node.log.reading import LogReader, View
 from firn_node.log.recovery import Check, check_batches, recover
-from firn_node.log.runs import Plan, Run, plan_batches, plan_copy
+from firn_node.log.runs import Plan, Run, count_batch, plan_batches, plan_copy
 from firn_node.log.segment import (
     Segment,
     SegmentInfo,
@@ -81,6 +81,7 @@ class CommitLog(LogReader):
         self._holds: set[Hold] = set()
         self._reason: str | None = None
         self._counter = 0
+        self._slot: Slot | None = None  # the newest slot of the log, if an append that succeeded wrote it
         self._durable_end = 0
         self._append_ms = 0
         self.truncations = 0  # grows by one whenever bytes are cut: what was read of them is void
@@ -133,8 +134,9 @@ class CommitLog(LogReader):
     def append(self, batches: Sequence[Buffer]) -> list[int]:
         """The batches' positions. *Effects*: in the page cache, visible to readers; durable after ``sync``.
 
-        1. write the slot of the last segment touched, 2. write the batches, segment by segment, 3. publish.
-        *Errors*: OSError: nothing was appended, the tail is cut. Unavailable: the log is broken.
+        1. write the slot of the last segment touched, unless the newest one says the same (``headpage``), 2. write
+        the batches, segment by segment, 3. publish. *Errors*: OSError: nothing was appended, the tail is cut.
+        Unavailable: the log is broken.
         """
         if not batches:
             return []
@@ -146,6 +148,42 @@ class CommitLog(LogReader):
                 plan_batches(batches, positions, segment_start=start, segment_bytes=self._segment_bytes)
             )
             return positions
+
+    def append_one(self, batch: Buffer, topic_id: int, append_ms: int) -> int:
+        """The position of a batch whose topic and append time are given: as ``append`` of it, without a plan."""
+        with self._append_lock:
+            self._check_usable()
+            view = self._view
+            segment, position = view.segments[-1], view.end
+            end = position + len(batch)
+            if end - segment.start > self._segment_bytes and position > segment.start:
+                self._write(
+                    plan_batches(
+                        [batch], [position], segment_start=segment.start, segment_bytes=self._segment_bytes
+                    )
+                )
+                return position
+            file, topics = segment.file, segment.topics
+            assert file is not None, "the active segment has a write handle"
+            assert topics is not None, "the active segment's topics are loaded"
+            slot = self._next_slot(segment.start, end=end, append_ms=append_ms)
+            try:
+                if slot is not None:
+                    write_slot(file, slot)
+                    failpoints.step("log.append.slot_written")
+                file.pwrite((batch,), segment.byte_of(position))
+                failpoints.step("log.append.run_written")
+            except OSError as error:
+                self._undo(view, slot, [], error)
+                raise
+            failpoints.step("log.append.written")
+            with self._lock:
+                count_batch(topics, topic_id, len(batch), append_ms)
+                self._unsynced[segment.start] = segment
+                self._append_ms = max(self._append_ms, append_ms)
+                self._view = View(view.starts, view.segments, end)
+                self._slot = slot or self._slot
+            return position
 
     def append_copy(self, position: int, data: Buffer, *, after: int) -> tuple[tuple[int, int], ...]:
         """Append batches as another replica's log has them from ``position`` on, behind epoch ``after``.
@@ -179,16 +217,22 @@ class CommitLog(LogReader):
                 self._write_run(segments, run, slot)
                 failpoints.step("log.append.run_written")
         except OSError as error:
-            self._counter = slot.counter - 1  # so that the next slot goes where this one went
-            self._cut(view, segments[len(view.segments) :], error)
+            self._undo(view, slot, segments[len(view.segments) :], error)
             raise
         failpoints.step("log.append.written")
-        self._publish(view, segments, plan.runs, slot)
+        self._publish(view, segments, plan, slot)
 
-    def _write_run(self, segments: list[Segment], run: Run, slot: Slot) -> None:
+    def _undo(self, view: View, slot: Slot | None, created: Sequence[Segment], error: OSError) -> None:
+        """Undo a failed append, whose slot or none may be in place."""
+        if slot is not None:
+            self._counter = slot.counter - 1  # so that the next slot goes where this one went
+        self._cut(view, created, error)
+
+    def _write_run(self, segments: list[Segment], run: Run, slot: Slot | None) -> None:
         """One write of the batches; a new segment begins with its head page."""
         start = run.start
         if segments[-1].start != start:
+            assert slot is not None, "no slot speaks for a new segment yet"
             segment = Segment(self._folder, start, topics={})
             page = first_page(slot if slot.start == start else self._slot_for(start, slot))
             segments.append(segment)
@@ -197,7 +241,7 @@ class CommitLog(LogReader):
             return
         segment = segments[-1]
         assert segment.file is not None, "the active segment has a write handle"
-        if slot.start == start:
+        if slot is not None and slot.start == start:
             write_slot(segment.file, slot)
             failpoints.step("log.append.slot_written")
         segment.file.pwrite(run.parts, segment.byte_of(self._view.end))
@@ -205,17 +249,33 @@ class CommitLog(LogReader):
     def _slot_for(self, start: int, slot: Slot) -> Slot:
         return Slot(slot.counter, start, slot.log_start, slot.durable_end, slot.end, slot.append_ms)
 
-    def _next_slot(self, start: int, *, end: int, append_ms: int) -> Slot:
-        """The next slot, for the head page of the segment at ``start``; under ``_append_lock``."""
-        self._counter += 1
-        newest = max(self._append_ms, append_ms)
-        return Slot(self._counter, start, self.start, min(self._durable_end, end), end, newest)
+    def _next_slot(self, start: int, *, end: int, append_ms: int) -> Slot | None:
+        """The slot of an append that ends at ``end``, in the segment at ``start``; under ``_append_lock``.
 
-    def _publish(self, before: View, segments: list[Segment], runs: Sequence[Run], slot: Slot) -> None:
+        None when the newest slot speaks for it too: it lies there, and neither the durable end nor the start of
+        the log have moved since.
+        """
+        durable_end, newest = min(self._durable_end, end), self._slot
+        if (
+            newest is not None
+            and newest.start == start
+            and newest.durable_end == durable_end
+            and newest.log_start == self.start
+        ):
+            return None
+        return Slot(self._count_slot(), start, self.start, durable_end, end, max(self._append_ms, append_ms))
+
+    def _count_slot(self) -> int:
+        """The counter of a slot that is about to be written: until it is in place none is known to be the newest."""
+        self._counter += 1
+        self._slot = None
+        return self._counter
+
+    def _publish(self, before: View, segments: list[Segment], plan: Plan, slot: Slot | None) -> None:
         """Make an append visible, and known to the next sync, at one instant."""
         by_start = {segment.start: segment for segment in segments[len(before.segments) - 1 :]}
         with self._lock:
-            for run in runs:
+            for run in plan.runs:
                 segment = by_start[run.start]
                 assert segment.topics is not None, "the active segment's topics are loaded"
                 run.add_to(segment.topics)
@@ -225,8 +285,9 @@ class CommitLog(LogReader):
                 self._unsynced.setdefault(
                     before.starts[-1], before.segments[-1]
                 )  # its handle is closed by sync
-            self._append_ms = slot.append_ms
-            self._view = View(tuple(s.start for s in segments), tuple(segments), slot.end)
+            self._append_ms = max(self._append_ms, plan.append_ms)
+            self._view = View(tuple(s.start for s in segments), tuple(segments), plan.end)
+            self._slot = slot or self._slot
 
     def _cut(self, view: View, created: Sequence[Segment], error: OSError) -> None:
         """Undo a failed append.
@@ -361,9 +422,8 @@ class CommitLog(LogReader):
                 self._check_usable()
                 active, new_start = view.segments[-1], view.starts[gone]
                 assert active.file is not None, "the active segment has a write handle"
-                self._counter += 1
                 slot = Slot(
-                    self._counter, active.start, new_start, self._durable_end, view.end, self._append_ms
+                    self._count_slot(), active.start, new_start, self._durable_end, view.end, self._append_ms
                 )
                 try:
                     write_slot(active.file, slot)
@@ -419,10 +479,9 @@ class CommitLog(LogReader):
         try:
             if last.file is None:
                 last.file = self._disk.open(last.path, "write")
-            self._counter += 1
             write_slot(
                 last.file,
-                Slot(self._counter, last.start, view.starts[0], position, position, self._append_ms),
+                Slot(self._count_slot(), last.start, view.starts[0], position, position, self._append_ms),
             )
             last.file.sync()
             failpoints.step("log.truncate.marked")
@@ -486,9 +545,8 @@ class CommitLog(LogReader):
     def _begin_at(self, position: int, old: Segment) -> None:
         segment = Segment(self._folder, position, topics={})
         try:
-            self._counter += 1
             segment.file = self._disk.open(segment.path, "create")
-            slot = Slot(self._counter, position, position, position, position, self._append_ms)
+            slot = Slot(self._count_slot(), position, position, position, position, self._append_ms)
             segment.file.pwrite([first_page(slot)], 0)
             segment.file.sync()
             failpoints.step("log.begin.written")
@@ -517,10 +575,10 @@ class CommitLog(LogReader):
                 if self._reason is None and active.file is not None:
                     self._sync()
                     failpoints.step("log.close.synced")
-                    self._counter += 1
                     end, file = view.end, active.file
                     write_slot(
-                        file, Slot(self._counter, active.start, view.starts[0], end, end, self._append_ms)
+                        file,
+                        Slot(self._count_slot(), active.start, view.starts[0], end, end, self._append_ms),
                     )
                     file.sync()
                     failpoints.step("log.close.marked")

@@ -1,9 +1,15 @@
-"""The head page of a commit log segment: what was known to be durable before each group of appends.
+"""The head page of a commit log segment: what was known to be durable before the newest appends.
 
 The first 4 KiB of a segment file are outside of positions: position p of the segment that starts at s is byte
 ``4096 + p - s``. The page holds two slots, at bytes 0 and 2048, which are sectors of their own at any sector
-size up to 2 KiB; a larger sector is one write and changes both or none. Slot ``counter & 1`` is rewritten in
-the same group as the batches, so the same fdatasync covers both. The rest of the page is zeros.
+size up to 2 KiB; a larger sector is one write and changes both or none. Slot ``counter & 1`` is rewritten
+before the batches of an append, so the fdatasync that covers them covers it too. The rest of the page is zeros.
+
+An append writes no slot when the newest one is of an append to the same segment and neither ``durable_end`` nor
+``log_start`` have moved since: opening would decide the same by either. It uses ``end`` to tell a marker, which no
+append's slot is, and to know from where on it must read batches for their append times: at or before ``end``
+``append_ms`` speaks for all. So a marker is always replaced before the first bytes after it, and small appends
+between two syncs cost one write each.
 
 ====== ==== ============ ========================================================================
 offset type field        note
@@ -15,8 +21,8 @@ offset type field        note
 16     i64  start        position of the segment's first byte, as its name says
 24     i64  log_start    first position that retention has left; whole segments below are leftovers
 32     i64  durable_end  all bytes of the log before it were durable when the slot was written
-40     i64  end          written end of the log with this group
-48     i64  append_ms    newest append time with this group
+40     i64  end          written end of the log with this append; later ones may lie behind it
+48     i64  append_ms    newest append time of batches before ``end``
 56     u32  reserved     0
 60     u32  crc          CRC-32C of bytes 0..60
 ====== ==== ============ ========================================================================
@@ -25,7 +31,7 @@ Invariants:
 
 - the newest valid slot of all segments (greatest counter) speaks for the log;
 - ``end == durable_end`` is a *marker* (clean stop, truncation): nothing at or after it exists, whatever the
-  file holds. A group's slot is never one, because a group is not empty and not yet durable;
+  file holds. An append's slot is never one, because an append is not empty and not yet durable;
 - a slot that reads as zeros was never written; one that is neither zeros nor valid is damaged, and beside a
   damaged one no marker is believed: the damaged one may have been newer, and bytes after the marker real.
 """

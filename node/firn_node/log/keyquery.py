@@ -25,7 +25,7 @@ from firn_node.log.commitlog import CommitLog
 from firn_node.log.headpage import HEAD_BYTES
 from firn_node.log.keysbuild import Pairs, ascending, pages_of
 from firn_node.log.keysfile import PAGE_BYTES, KeysHeader, positions_of, read_header
-from firn_node.log.keysgather import Gathered, Times
+from firn_node.log.keysgather import Gathered, GatheredRecord, Times
 from firn_node.log.segment import keys_path, segment_path
 
 WINDOW = 1 << 20
@@ -71,6 +71,10 @@ class KeyQueryIndex:
     def gather(self, group: Group, rows: Sequence[int], positions: Sequence[int]) -> None:
         """Remember the keys of batches ``rows``, in log order and durable: their keys file is made of them."""
         self._gathered.add(group, rows, positions, starts=self._log.starts, truncations=self._log.truncations)
+
+    def gather_records(self, records: "Sequence[GatheredRecord]") -> None:
+        """As ``gather``, of batches of one record each."""
+        self._gathered.add_records(records, starts=self._log.starts, truncations=self._log.truncations)
 
     def missing(self) -> list[int]:
         """Starts of the sealed, durable segments without a usable keys file, oldest first."""

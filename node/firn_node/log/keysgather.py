@@ -11,8 +11,9 @@ segment ends has all of them. Dispatched batches only, so nothing that is gather
 import threading
 from array import array
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,21 @@ from numpy.typing import NDArray
 from firn_node.kernels import Group
 
 GATHERED_RECORDS_MAX = 4 << 20  # 32 MiB: a segment of 256 MiB, half of the next one, of records of 100 bytes
+
+
+class GatheredRecord(Protocol):
+    """A batch of one record, from ``position`` to ``end`` of the log; ``hi`` is of its key's fingerprint."""
+
+    @property
+    def hi(self) -> int: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+    @property
+    def timestamp(self) -> int: ...
+    @property
+    def append_ms(self) -> int: ...
 
 
 @dataclass(slots=True)
@@ -33,11 +49,15 @@ class Times:
 
     def add(self, group: Group, rows: NDArray[np.int64] | slice) -> None:
         """Count in some batches of a group, at least one."""
-        append = group.append_timestamp[rows]
-        self.min_timestamp = min(self.min_timestamp, int(group.min_timestamp[rows].min()))
-        self.max_timestamp = max(self.max_timestamp, int(group.max_timestamp[rows].max()))
-        self.min_append = min(self.min_append, int(append.min()))
-        self.max_append = max(self.max_append, int(append.max()))
+        least, greatest, append = group.min_timestamp, group.max_timestamp, group.append_timestamp[rows]
+        self.widen(int(least[rows].min()), int(greatest[rows].max()), int(append.min()), int(append.max()))
+
+    def widen(self, min_timestamp: int, max_timestamp: int, min_append: int, max_append: int) -> None:
+        """Take in such times of further batches."""
+        self.min_timestamp = min(self.min_timestamp, min_timestamp)
+        self.max_timestamp = max(self.max_timestamp, max_timestamp)
+        self.min_append = min(self.min_append, min_append)
+        self.max_append = max(self.max_append, max_append)
 
 
 class Part:
@@ -67,6 +87,15 @@ class Part:
         self._records.extend(records.tolist())
         self.times.add(group, chosen)
         self.end = positions[-1] + int(group.size[rows[-1]])
+
+    def extend_records(self, records: "Sequence[GatheredRecord]") -> None:
+        """Add batches of one record each, which lie one after another."""
+        self._hi.extend([record.hi for record in records])
+        self._positions.extend([record.position for record in records])
+        self._records.extend([1] * len(records))
+        stamps, append = [r.timestamp for r in records], [r.append_ms for r in records]
+        self.times.widen(min(stamps), max(stamps), min(append), max(append))
+        self.end = records[-1].end
 
     def columns(self) -> tuple[NDArray[np.uint64], NDArray[np.uint64], NDArray[np.uint32]]:
         """The fingerprints of all records, and the position and the number of records of each batch."""
@@ -99,25 +128,42 @@ class Gathered:
         ``starts``: of the log's segments. ``truncations``: how often the log was truncated: that voids all parts.
         """
         with self._lock:
-            if truncations != self._truncations:
-                self._parts, self._truncations = {}, truncations
-            at = 0
-            while at < len(rows):
-                number = bisect_right(starts, positions[at])
-                end = len(rows)
-                if number < len(starts) and starts[number] <= positions[-1]:
-                    end = bisect_right(positions, starts[number] - 1)
-                self._extend(starts[number - 1], group, rows[at:end], positions[at:end])
-                at = end
-            if sum(map(len, self._parts.values())) > GATHERED_RECORDS_MAX:
-                self._parts = {}
+            for part, at, end in self._pieces(positions, starts, truncations):
+                part.extend(group, rows[at:end], positions[at:end])
+            self._bound()
 
-    def _extend(self, start: int, group: Group, rows: Sequence[int], positions: Sequence[int]) -> None:
-        part = self._parts.get(start)
-        if part is None and positions[0] == start:
-            part = self._parts[start] = Part(start)
-        if part is not None and part.end == positions[0]:
-            part.extend(group, rows, positions)
+    def add_records(
+        self, records: "Sequence[GatheredRecord]", *, starts: Sequence[int], truncations: int
+    ) -> None:
+        """As ``add``, of batches of one record each."""
+        with self._lock:
+            for part, at, end in self._pieces([r.position for r in records], starts, truncations):
+                part.extend_records(records[at:end])
+            self._bound()
+
+    def _pieces(
+        self, positions: Sequence[int], starts: Sequence[int], truncations: int
+    ) -> "Iterator[tuple[Part, int, int]]":
+        """The parts to extend, each with its range of the positions."""
+        if truncations != self._truncations:
+            self._parts, self._truncations = {}, truncations
+        at = 0
+        while at < len(positions):
+            number = bisect_right(starts, positions[at])
+            end = len(positions)
+            if number < len(starts) and starts[number] <= positions[-1]:
+                end = bisect_right(positions, starts[number] - 1)
+            start = starts[number - 1]
+            if start not in self._parts and positions[at] == start:
+                self._parts[start] = Part(start)
+            part = self._parts.get(start)
+            if part is not None and part.end == positions[at]:
+                yield part, at, end
+            at = end
+
+    def _bound(self) -> None:
+        if sum(map(len, self._parts.values())) > GATHERED_RECORDS_MAX:
+            self._parts = {}
 
     def take(self, start: int, end: int, *, truncations: int) -> Part | None:
         """The whole segment ``[start, end)``, if it was gathered. It and all before it are let go."""

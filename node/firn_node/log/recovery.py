@@ -13,9 +13,12 @@ no segment at ``log_start``, a gap below sure   Corrupt
 last segment: no valid slot, one is damaged     Corrupt: durable_end may be lost with it
 newest slot is a marker, no damaged one by it   cut at its end, whatever follows
 bad batch, or gap, at or above ``sure``         torn tail: cut there, whatever follows
-bad batch, or gap, in [verify_from, sure)       Corrupt: names file, position, expected and found
+bad batch, or gap, in [first, sure)             Corrupt: names file, position, expected and found
 log ends below ``sure``                         Corrupt
 =============================================== ==========================================================
+
+``first = min(verify_from, end of the newest slot)``: the append times of batches behind that end are theirs alone
+to tell, and the log clock must not start below one of them.
 
 After a failed fsync the kernel may hold bytes as clean that never reached the disk, and a restarted process
 reads them. So the bytes from ``sure`` on that are kept are written again, in place, before they are synced.
@@ -107,7 +110,8 @@ def recover(disk: Disk, folder: str, *, verify_from: int, create_at: int, check:
         raise _lost(folder, starts[-1], limit, sure)
     pieces = [_Piece(s, segment_path(folder, s), min(ends[s], limit)) for s in starts if s < limit]
     _check_extents(pieces, {s: size for s, (_, size) in pages.items()}, sure)
-    end, append_ms = _verify(disk, pieces, max(verify_from, starts[0]), sure, check)
+    first = max(min(verify_from, newest.end), starts[0])
+    end, append_ms = _verify(disk, pieces, first, sure, check)
     kept = tuple(s for s in starts if s < end) or starts[:1]
     found = Recovered(kept, end, newest.counter, max(newest.append_ms, append_ms))
     if marked and end == limit == newest.end and kept == starts and pages[kept[-1]][1] == end - kept[-1]:

@@ -25,11 +25,16 @@ class Run:
 
     def add_to(self, topics: Topics) -> None:
         """Count it among the topics of its segment."""
-        for topic_id, size, stamp in self.rows:
-            before = topics.get(topic_id)
-            if before is not None:
-                size, stamp = size + before.bytes, max(stamp, before.newest_append_ms)
-            topics[topic_id] = TopicBytes(size, stamp)
+        for row in self.rows:
+            count_batch(topics, *row)
+
+
+def count_batch(topics: Topics, topic_id: int, size: int, append_ms: int) -> None:
+    """Count bytes of a topic among the topics of a segment."""
+    before = topics.get(topic_id)
+    if before is not None:
+        size, append_ms = size + before.bytes, max(append_ms, before.newest_append_ms)
+    topics[topic_id] = TopicBytes(size, append_ms)
 
 
 @dataclass(frozen=True, slots=True)
