@@ -149,7 +149,7 @@ class Appender:
         names_older = told.names_older or any(isinstance(o, Conflict) for o in outcomes)
         return outcomes, self._commits.promise(told.durabilities, names_older=names_older)
 
-    def _append_record(self, data: bytearray) -> tuple[Outcome, list[DurabilitySpec]] | None:
+    def _append_record(self, data: Writable) -> tuple[Outcome, list[DurabilitySpec]] | None:
         """The outcome of a request that is one batch of one plain record, and what it asks for if it was appended.
 
         None, and nothing is changed, where ``_append`` has to look: any other request, and one whose topic,

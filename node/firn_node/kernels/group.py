@@ -205,7 +205,11 @@ def stamp_group(
 
 
 def admit_record(
-    data: bytearray, secret: tuple[np.uint64, np.uint64], base_offset: int, epoch: int, append_ms: int
+    data: bytearray | memoryview,
+    secret: tuple[np.uint64, np.uint64],
+    base_offset: int,
+    epoch: int,
+    append_ms: int,
 ) -> tuple[int, int, bool] | None:
     """(hi, lo, tombstone) of a batch of one plain record, checked and stamped in one call.
 
