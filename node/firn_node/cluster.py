@@ -5,9 +5,9 @@
     DIR/coordinator.sqlite         the group records
     DIR/<group>/<ordinal>/         the data folder of one replica
 
-Ports count up from the one that was given, group by group. The supervisor starts every replica, prefixes what it
-writes to stderr with its name, says READY once with all addresses, in that order, when all are ready, and starts one
-that ended again after a pause. It decides nothing about masters: the groups do.
+Ports count up from the one that was given, group by group; from 0: free ones. The supervisor starts every replica,
+prefixes what it writes to stderr with its name, says READY once with all addresses, in that order, when all are ready,
+and starts one that ended again after a pause. It decides nothing about masters: the groups do.
 
 Invariants: no replica outlives the supervisor, whatever ends it (the kernel tells them); a replica that ends before
 the cluster was ready ends the cluster, because its settings, not chance, are to blame.
@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """One process of a cluster. ``port`` 0: any free one."""
+    """One process of a cluster."""
 
     group: int
     ordinal: int
@@ -60,20 +61,26 @@ class Cluster:
 def plan_cluster(data: str, *, host: str, port: int, replicas: int, groups: int) -> Cluster:
     """Which processes a cluster is made of. *Errors*: Invalid for ports that do not exist."""
     count = replicas * groups
-    if port and port + count - 1 > 65535:
+    if port + count - 1 > 65535:
         raise Invalid(
             f"ports {port} to {port + count - 1} are needed for {count} brokers; the last one is 65535"
         )
+    ports = list(range(port, port + count)) if port else _free_ports(host, count)
     return Cluster(
         data,
         tuple(
-            Replica(
-                group, ordinal, f"{data}/{group}/{ordinal}", host, port and port + group * replicas + ordinal
-            )
+            Replica(group, ordinal, f"{data}/{group}/{ordinal}", host, ports[group * replicas + ordinal])
             for group in range(groups)
             for ordinal in range(replicas)
         ),
     )
+
+
+def _free_ports(host: str, count: int) -> list[int]:
+    """Ports that nobody had a moment ago: a replica is known by its address, so it cannot choose one itself."""
+    with contextlib.ExitStack() as probes:
+        sockets = [probes.enter_context(socket.create_server((host, 0))) for _ in range(count)]
+        return [int(each.getsockname()[1]) for each in sockets]
 
 
 class Supervisor:
@@ -172,6 +179,31 @@ class Supervisor:
                 process.terminate()
         if processes:
             await asyncio.wait([asyncio.create_task(p.wait()) for p in processes], timeout=STOP_S)
+
+
+def start_cluster(
+    cluster: Cluster, arguments: Sequence[str], announcer: Announcer, *, restart_after_s: float
+) -> None:
+    """Run a cluster until SIGINT or SIGTERM. ``arguments``: of ``firn up``, for every replica.
+
+    *Errors*: as of ``Supervisor.run``.
+    """
+
+    def command(replica: Replica) -> Sequence[str]:
+        return [
+            sys.executable, "-m", "firn.cli.main", "up", *arguments, "--data", replica.data,
+            "--listen", f"{replica.host}:{replica.port}", "--node", replica.node,
+            "--coordinator", cluster.coordinator, "--group", str(replica.group),
+            "--ordinal", str(replica.ordinal),
+        ]  # fmt: skip
+
+    async def run() -> None:
+        supervisor = Supervisor(cluster, command, announcer, restart_after_s=restart_after_s)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, supervisor.stop)
+        await supervisor.run()
+
+    asyncio.run(run())
 
 
 async def _lines(stream: asyncio.StreamReader, take: Callable[[str], None]) -> None:

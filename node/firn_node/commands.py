@@ -20,7 +20,8 @@ from firn.units import duration_ms
 if TYPE_CHECKING:
     from firn_node.settings import BrokerSettings
 
-SINGLE = "this build runs a single broker"
+ONE_GROUP = "this build runs one broker group"
+RESTART_AFTER_MS = 5_000
 
 
 def commands(app: typer.Typer) -> None:
@@ -77,11 +78,22 @@ def up(
         list[str] | None, typer.Option("-f", "--file", metavar="FILE|DIR", help="Topics to create or update.")
     ] = None,
     config: Annotated[str | None, typer.Option("--config", metavar="FILE", help="Settings as YAML.")] = None,
-    replicas: Annotated[int, typer.Option("--replicas", metavar="N")] = 1,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            "--replicas", metavar="N", help="A broker group of N processes, ports from --listen up."
+        ),
+    ] = 1,
     groups: Annotated[int, typer.Option("--groups", metavar="N")] = 1,
     restart_after: Annotated[
         int | None,
-        typer.Option("--restart-after", parser=checked(duration_ms), metavar="DURATION", show_default=False),
+        typer.Option(
+            "--restart-after",
+            parser=checked(duration_ms),
+            metavar="DURATION",
+            show_default=False,
+            help="With --replicas: one that ends is started again after this; 0s: never. Default: 5s.",
+        ),
     ] = None,
     insecure: Annotated[bool, typer.Option("--insecure", help="Listen beyond loopback without TLS.")] = False,
     tls: Annotated[
@@ -95,14 +107,16 @@ def up(
     ] = False,
     flags: dict[str, Any] | None = None,
 ) -> None:
-    """Run one broker. Flags win over the file, the file over variables."""
-    from firn_node.config import check_listen, configure, parse_config, unknown_variables
+    """Run one broker, or a group of replicas as processes. Flags win over the file, the file over variables."""
+    from firn_node.config import BY_NAME, check_listen, configure, parse_config, unknown_variables
 
     flags = flags or {}
     if replicas < 1 or groups < 1:
         raise typer.BadParameter("--replicas and --groups: expected a whole number of 1 or more")
-    if replicas > 1 or groups > 1:
-        fail(f"--replicas {replicas} --groups {groups}: {SINGLE}; leave both out")
+    if groups > 1:
+        fail(f"--groups {groups}: {ONE_GROUP}; leave it out")
+    if replicas > 1 and tls:
+        raise typer.BadParameter("--replicas does not go with --tls in this build")
     try:
         configure({"data": "-", **{k: v for k, v in flags.items() if v is not None}}, environment={})
     except Invalid as error:
@@ -127,7 +141,24 @@ def up(
         announcer.say(_how_to_connect(settings))
     for name in unknown_variables(os.environ):
         announcer.warn(f"${name} is no setting of firn and is ignored; `firn up --help` lists the settings")
-    start(settings, topics, announcer)
+    if replicas == 1:
+        start(settings, topics, announcer)
+        return
+    if settings.group is not None:
+        raise typer.BadParameter(
+            "--replicas runs a whole group, --coordinator makes one replica: give one of them"
+        )
+    from firn_node.cluster import plan_cluster, start_cluster
+
+    cluster = plan_cluster(settings.data, host=settings.host, port=settings.port, replicas=replicas, groups=1)
+    given = [
+        text for name, value in flags.items() if value is not None for text in (BY_NAME[name].flag, value)
+    ]
+    given += ["--config", config] if config else []
+    given += [text for path in topic_files or () for text in ("--file", path)]
+    given += ["--insecure"] if insecure else []
+    seconds = (RESTART_AFTER_MS if restart_after is None else restart_after) / 1000
+    start_cluster(cluster, given, announcer, restart_after_s=seconds)
 
 
 def _with_local_ca(settings: "BrokerSettings") -> "BrokerSettings":

@@ -18,7 +18,7 @@ import yaml
 from firn.errors import Invalid
 from firn.tls import is_loopback
 from firn.units import duration_ms, duration_text, size_bytes, size_text
-from firn_node.settings import BrokerSettings, MemorySettings, SecuritySettings
+from firn_node.settings import BrokerSettings, GroupSettings, MemorySettings, SecuritySettings
 
 INDEX_KINDS = ("rocksdb", "files", "mirrored")
 # Variables of the same prefix that are no settings of a broker.
@@ -127,8 +127,11 @@ SETTINGS = (
     Setting("tlsClientCa", "security.tls_client_ca", _path, "Further CAs (PEM), for clients alone.", _SERVER),
     Setting("tokens", "security.tokens", _path, "Bearer tokens, hashed (YAML; see `firn token`)."),
     Setting("auditLog", "security.audit_log", _path, "Audit log; else `audit.log` in the data folder."),
-    Setting("leaseTtl", None, duration_ms, "Lease of a mastership; without effect on a single broker."),
-    Setting("replicaMaxLag", None, duration_ms, "When a replica leaves the in-sync set; without effect on a single broker."),
+    Setting("coordinator", "group.coordinator", _path, "File of the group records: be a replica of a broker group."),
+    Setting("group", "group.group", _whole, "The number of its group."),
+    Setting("ordinal", "group.ordinal", _whole, "Its number among the replicas: a lower one stands first."),
+    Setting("leaseTtl", "group.lease_ttl_ms", duration_ms, "A master that is silent for so long is replaced."),
+    Setting("replicaMaxLag", "group.replica_max_lag_ms", duration_ms, "How long a standby may lag in in_sync; 0: leaseTtl."),
 )  # fmt: skip
 BY_NAME = {setting.name: setting for setting in SETTINGS}
 
@@ -139,7 +142,7 @@ def default_text(setting: Setting) -> str:
         return "127.0.0.1:7700"
     if setting.target is None or setting.name == "data":
         return ""
-    value: Any = BrokerSettings(data="")
+    value: Any = BrokerSettings(data="", group=GroupSettings(""))
     for name in setting.target.split("."):
         value = getattr(value, name)
     if setting.parse is duration_ms:
@@ -217,7 +220,7 @@ def configure(
 
 def _settings(given: Mapping[str, Any]) -> BrokerSettings:
     broker: dict[str, Any] = {}
-    parts: dict[str, dict[str, Any]] = {"memory": {}, "security": {}}
+    parts: dict[str, dict[str, Any]] = {"memory": {}, "security": {}, "group": {}}
     for name, value in given.items():
         target = BY_NAME[name].target
         if name == "listen":
@@ -227,9 +230,12 @@ def _settings(given: Mapping[str, Any]) -> BrokerSettings:
             (parts[part] if part else broker)[field] = value
     broker["data"] = os.path.abspath(os.path.expanduser(broker["data"]))
     found = BrokerSettings(
-        **broker, memory=MemorySettings(**parts["memory"]), security=SecuritySettings(**parts["security"])
-    )
+        **broker, memory=MemorySettings(**parts["memory"]), security=SecuritySettings(**parts["security"]),
+        group=GroupSettings(**parts["group"]) if "coordinator" in parts["group"] else None,
+    )  # fmt: skip
     found.security.check()
+    if found.group is not None and not found.port:
+        raise Invalid("a replica is known by its address: give --listen with a port, not port 0")
     return found
 
 
@@ -257,11 +263,12 @@ def check_listen(settings: BrokerSettings) -> None:
 
 def _settable() -> set[str]:
     named = {setting.target for setting in SETTINGS if setting.target}
-    return named | {"host", "port", "memory", "security"}
+    return named | {"host", "port", "memory", "security", "group"}
 
 
-assert {f.name for f in fields(BrokerSettings)} - {"insecure", "group"} <= _settable(), (
+assert {f.name for f in fields(BrokerSettings)} - {"insecure"} <= _settable(), (
     "a field of BrokerSettings cannot be set"
 )
 assert {f"memory.{f.name}" for f in fields(MemorySettings)} <= _settable()
 assert {f"security.{f.name}" for f in fields(SecuritySettings)} - {"security.local_ca"} <= _settable()
+assert {f"group.{f.name}" for f in fields(GroupSettings)} - {"group.groups"} <= _settable()

@@ -17,15 +17,19 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from firn.errors import Invalid, Unavailable
+from firn.tls import client_context
 from firn.topicspec import TopicDocument
 from firn_node.clock import RealClock
 from firn_node.config_topics import apply_topics
 from firn_node.disk import RealDisk
 from firn_node.memory import bound_heaps, release_compiler
+from firn_node.replication.state import Role
 from firn_node.settings import BrokerSettings
 
 if TYPE_CHECKING:
+    from firn_node.coordinator import Coordinator
     from firn_node.engine.broker import Broker
+    from firn_node.replication.doors.peers import Dialling
     from firn_node.security.guard import Guard
     from firn_node.security.trust import TrustFiles
 
@@ -63,30 +67,64 @@ async def run_broker(settings: BrokerSettings, topics: Sequence[TopicDocument], 
 
     stopping = asyncio.Event()
     _stop_on_signals(stopping)
-    broker = Broker(settings)
-    await broker.start()
-    try:
-        for line in await apply_topics(broker, topics):
-            announcer.say(line)
-        await _serve(broker, settings, announcer, stopping)
-    finally:
-        await broker.stop()
+    async with _coordinator(settings) as coordinator:
+        broker = Broker(settings, coordinator=coordinator, dialling=_dialling(settings))
+        await broker.start()
+        try:
+            if broker.group is None:
+                await _apply(broker, topics, announcer)
+            await _serve(broker, settings, topics, announcer, stopping)
+        finally:
+            await broker.stop()
     announcer.say("stopped")
 
 
+async def _apply(broker: "Broker", topics: Sequence[TopicDocument], announcer: Announcer) -> None:
+    """Topics of ``-f``; of a group its master has them."""
+    for line in await apply_topics(broker, topics):
+        announcer.say(line)
+
+
+@contextlib.asynccontextmanager
+async def _coordinator(settings: BrokerSettings) -> "AsyncIterator[Coordinator | None]":
+    """A replica's handle of the group records."""
+    if settings.group is None:
+        yield None
+        return
+    from firn_node.coordinator import SqliteCoordinator
+
+    coordinator = SqliteCoordinator(settings.group.coordinator)
+    try:
+        yield coordinator
+    finally:
+        await coordinator.close()
+
+
+def _dialling(settings: BrokerSettings) -> "Dialling":
+    """How a replica reaches the others: with TLS as it serves with TLS, by the certificates of the moment."""
+    from firn_node.replication.doors.peers import Dialling
+
+    credentials = settings.security.as_client()
+    return Dialling(tls=lambda: client_context(credentials) if credentials.uses_tls else None)
+
+
 async def _serve(
-    broker: "Broker", settings: BrokerSettings, announcer: Announcer, stopping: asyncio.Event
-) -> None:
+    broker: "Broker", settings: BrokerSettings, topics: Sequence[TopicDocument], announcer: Announcer,
+    stopping: asyncio.Event,
+) -> None:  # fmt: skip
     from firn_node.server import serve
 
     async with _security(broker, settings) as (trust, guard):
         try:
-            server = await serve(broker, host=settings.host, port=settings.port, trust=trust, guard=guard)
+            server = await serve(
+                broker, host=settings.host, port=settings.port, trust=trust, guard=guard,
+                peers=broker.group.peers if broker.group is not None else None,
+            )  # fmt: skip
         except OSError as error:
             raise _port_error(settings, error) from error
         broker.address = server.address
         try:
-            await _answer(broker, server.address, announcer, stopping)
+            await _answer(broker, server.address, topics, announcer, stopping)
         finally:
             await server.stop()
 
@@ -129,11 +167,19 @@ async def _security(
             audit.close()
 
 
-async def _answer(broker: "Broker", address: str, announcer: Announcer, stopping: asyncio.Event) -> None:
-    """Say when the broker takes writes, then go on until it is stopped. Errors: as ``_until_stopped_or_failed``."""
+async def _answer(
+    broker: "Broker", address: str, topics: Sequence[TopicDocument], announcer: Announcer,
+    stopping: asyncio.Event,
+) -> None:  # fmt: skip
+    """Say when the broker takes writes, or follows a master, then go on until it is stopped.
+
+    Errors: as ``_until_stopped_or_failed``; Invalid for a topic that cannot become what its file says.
+    """
     while not broker.is_ready() and not stopping.is_set():
         await asyncio.sleep(READY_POLL_S)
     if not stopping.is_set():
+        if broker.group is not None and broker.group.role is Role.MASTER:
+            await _apply(broker, topics, announcer)
         announcer.ready(address)
     loading = asyncio.create_task(asyncio.to_thread(_load_kernels))
     await _until_stopped_or_failed(broker, stopping)

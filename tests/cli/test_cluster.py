@@ -1,11 +1,15 @@
-"""The supervisor of a cluster of local processes, over small processes that say what a broker says."""
+"""A cluster of local processes: its supervisor over small processes that say what a broker says, then the real one."""
 
 import asyncio
+import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_kit import run
@@ -13,6 +17,7 @@ from engine_kit import run
 from firn.errors import Invalid, Unavailable
 from firn_node.cluster import Cluster, Replica, Supervisor, plan_cluster
 from firn_node.main import Announcer
+from support.firn_cli.calls import Running, call
 
 # Says READY with its folder's name as the address, and ends when told, or at once when it fails.
 CHILD = """
@@ -171,3 +176,55 @@ asyncio.run(Supervisor(cluster, command, Announcer(ready_only=True), restart_aft
                 await asyncio.sleep(0.01)
 
     run(story())
+
+
+def status_of(address: str) -> dict[str, Any]:
+    """The one row of a broker's own status; empty when nobody answers."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/v1/status", timeout=5) as answer:
+            row: dict[str, Any] = json.load(answer)["brokers"][0]
+            return row
+    except OSError:
+        return {}
+
+
+def until(holds: Callable[[], Any], what: str) -> None:
+    for _ in range(600):
+        if holds():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"never happened: {what}")
+
+
+def test_a_group_of_processes_outlives_its_master_and_takes_it_back_as_a_standby(tmp_path: Path) -> None:
+    data, topics = tmp_path / "data", tmp_path / "topics.yaml"
+    topics.write_text(
+        "apiVersion: firn.dev/v1alpha1\nkind: CompactedTopic\nmetadata: {name: flights}\n"
+        "spec: {durability: {minInSync: 1}}\n"
+    )
+    with Running(
+        "up", "--data", str(data), "--listen", "127.0.0.1:0", "--replicas", "2", "-f", str(topics),
+        "--lease-ttl", "1500ms", "--restart-after", "200ms", "--print-ready",
+    ) as running:  # fmt: skip
+        line = running.line().decode()
+        assert line.startswith("READY 127.0.0.1:"), line + running.stop().stderr.decode()
+        addresses = line.split()[1].split(",")
+        assert len(addresses) == 2
+        where = ",".join(addresses)
+        assert call("produce", "flights", address=where, input=b"a\t1\nb\t2\n").stdout.startswith(
+            b"2 records"
+        )
+        until(lambda: all(status_of(each).get("in_sync") for each in addresses), "both are in sync")
+        [master] = [each for each in addresses if status_of(each)["role"] == "master"]
+        [other] = [each for each in addresses if each != master]
+        killed = status_of(master)["pid"]
+        os.kill(killed, signal.SIGKILL)
+        until(lambda: status_of(other).get("role") == "master", "the standby is master")
+        assert call("produce", "flights", address=where, input=b"a\t3\n").stdout.startswith(b"1 records")
+        assert call("get", "flights", "a", address=where).stdout.strip() == b"3"
+        until(lambda: status_of(master).get("role") == "standby", "the killed one is back")
+        until(lambda: status_of(master).get("in_sync"), "it is in sync again")
+        pids = [status_of(each)["pid"] for each in addresses]
+        assert killed not in pids
+        assert running.stop().returncode == 0
+        assert not any(map(is_alive, pids))
