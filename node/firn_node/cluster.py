@@ -22,10 +22,16 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from firn.errors import Invalid, Unavailable
+from firn_node.clock import RealClock
 from firn_node.coordinator import SqliteCoordinator
+from firn_node.disk import RealDisk
 from firn_node.main import Announcer
+
+if TYPE_CHECKING:
+    from firn_node.security.localca import LocalFiles
 
 COORDINATOR = "coordinator.sqlite"
 STOP_S = 30.0  # a replica gets so long to stop before it is killed
@@ -182,9 +188,10 @@ class Supervisor:
 
 
 def start_cluster(
-    cluster: Cluster, arguments: Sequence[str], announcer: Announcer, *, restart_after_s: float
-) -> None:
-    """Run a cluster until SIGINT or SIGTERM. ``arguments``: of ``firn up``, for every replica.
+    cluster: Cluster, arguments: Sequence[str], announcer: Announcer, *, restart_after_s: float,
+    local_ca: "LocalFiles | None" = None,
+) -> None:  # fmt: skip
+    """Run a cluster until SIGINT or SIGTERM. ``arguments``: of ``firn up``, for every replica; ``local_ca``: its TLS.
 
     *Errors*: as of ``Supervisor.run``.
     """
@@ -194,16 +201,36 @@ def start_cluster(
             sys.executable, "-m", "firn.cli.main", "up", *arguments, "--data", replica.data,
             "--listen", f"{replica.host}:{replica.port}", "--node", replica.node,
             "--coordinator", cluster.coordinator, "--group", str(replica.group),
-            "--ordinal", str(replica.ordinal),
+            "--ordinal", str(replica.ordinal), *_tls_arguments(replica.node, local_ca),
         ]  # fmt: skip
 
     async def run() -> None:
         supervisor = Supervisor(cluster, command, announcer, restart_after_s=restart_after_s)
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, supervisor.stop)
-        await supervisor.run()
+        renewing = asyncio.create_task(_renew(cluster, local_ca))
+        try:
+            await supervisor.run()
+        finally:
+            renewing.cancel()
+            await asyncio.gather(renewing, return_exceptions=True)
 
     asyncio.run(run())
+
+
+def _tls_arguments(node: str, files: "LocalFiles | None") -> list[str]:
+    if files is None:
+        return []
+    return ["--tls-cert", files.certificate(node), "--tls-key", files.key(node), "--tls-ca", files.ca]
+
+
+async def _renew(cluster: Cluster, files: "LocalFiles | None") -> None:
+    """Keep the certificates of a cluster's own CA fresh; its replicas watch their files."""
+    if files is not None:
+        from firn_node.security.localca import keep
+
+        nodes = [replica.node for replica in cluster.replicas]
+        await keep(RealDisk(cluster.data), files.folder, nodes, RealClock())
 
 
 async def _lines(stream: asyncio.StreamReader, take: Callable[[str], None]) -> None:

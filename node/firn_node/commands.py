@@ -18,6 +18,8 @@ from firn.errors import Invalid
 from firn.units import duration_ms
 
 if TYPE_CHECKING:
+    from firn_node.cluster import Cluster
+    from firn_node.security.localca import LocalFiles
     from firn_node.settings import BrokerSettings
 
 ONE_GROUP = "this build runs one broker group"
@@ -115,8 +117,6 @@ def up(
         raise typer.BadParameter("--replicas and --groups: expected a whole number of 1 or more")
     if groups > 1:
         fail(f"--groups {groups}: {ONE_GROUP}; leave it out")
-    if replicas > 1 and tls:
-        raise typer.BadParameter("--replicas does not go with --tls in this build")
     try:
         configure({"data": "-", **{k: v for k, v in flags.items() if v is not None}}, environment={})
     except Invalid as error:
@@ -126,8 +126,10 @@ def up(
     if not flags.get("data") and not (file or {}).get("data") and not os.environ.get("FIRN_DATA"):
         raise typer.BadParameter("no data folder: give --data DIR, `data` in the --config file or $FIRN_DATA")
     settings = configure(flags, file=file, file_name=file_name, environment=os.environ).settings
-    if tls:
-        settings = _with_local_ca(settings)
+    cluster = _planned(settings, replicas)
+    nodes = [settings.node] if cluster is None else [replica.node for replica in cluster.replicas]
+    local_ca = _local_ca(settings, nodes) if tls else None
+    settings = settings if local_ca is None else _secured(settings, local_ca, nodes[0])
     is_closed = settings.security.has_tls and settings.security.has_authentication
     settings = replace(settings, insecure=insecure and not is_closed)
     check_listen(settings)
@@ -141,16 +143,11 @@ def up(
         announcer.say(_how_to_connect(settings))
     for name in unknown_variables(os.environ):
         announcer.warn(f"${name} is no setting of firn and is ignored; `firn up --help` lists the settings")
-    if replicas == 1:
+    if cluster is None:
         start(settings, topics, announcer)
         return
-    if settings.group is not None:
-        raise typer.BadParameter(
-            "--replicas runs a whole group, --coordinator makes one replica: give one of them"
-        )
-    from firn_node.cluster import plan_cluster, start_cluster
+    from firn_node.cluster import start_cluster
 
-    cluster = plan_cluster(settings.data, host=settings.host, port=settings.port, replicas=replicas, groups=1)
     given = [
         text for name, value in flags.items() if value is not None for text in (BY_NAME[name].flag, value)
     ]
@@ -158,22 +155,39 @@ def up(
     given += [text for path in topic_files or () for text in ("--file", path)]
     given += ["--insecure"] if insecure else []
     seconds = (RESTART_AFTER_MS if restart_after is None else restart_after) / 1000
-    start_cluster(cluster, given, announcer, restart_after_s=seconds)
+    start_cluster(cluster, given, announcer, restart_after_s=seconds, local_ca=local_ca)
 
 
-def _with_local_ca(settings: "BrokerSettings") -> "BrokerSettings":
-    """The settings with certificates that are made, or renewed, now."""
+def _planned(settings: "BrokerSettings", replicas: int) -> "Cluster | None":
+    """The processes of ``--replicas``; None for a single broker."""
+    if replicas == 1:
+        return None
+    if settings.group is not None:
+        raise typer.BadParameter(
+            "--replicas runs a whole group, --coordinator makes one replica: give one of them"
+        )
+    from firn_node.cluster import plan_cluster
+
+    return plan_cluster(settings.data, host=settings.host, port=settings.port, replicas=replicas, groups=1)
+
+
+def _local_ca(settings: "BrokerSettings", nodes: list[str]) -> "LocalFiles":
+    """Certificates that are made, or renewed, now."""
     from firn_node.clock import RealClock
     from firn_node.disk import RealDisk
-    from firn_node.security.localca import ensure, secured
+    from firn_node.security.localca import ensure
 
-    security = settings.security
-    if security.has_tls or security.tls_ca:
+    if settings.security.has_tls or settings.security.tls_ca:
         raise typer.BadParameter(
             "--tls makes its own certificates: leave out --tls-cert, --tls-key and --tls-ca"
         )
-    files = ensure(RealDisk(settings.data), f"{settings.data}/tls", [settings.node], RealClock())
-    return replace(settings, security=secured(security, files, settings.node))
+    return ensure(RealDisk(settings.data), f"{settings.data}/tls", nodes, RealClock())
+
+
+def _secured(settings: "BrokerSettings", files: "LocalFiles", node: str) -> "BrokerSettings":
+    from firn_node.security.localca import secured
+
+    return replace(settings, security=secured(settings.security, files, node))
 
 
 def _how_to_connect(settings: "BrokerSettings") -> str:

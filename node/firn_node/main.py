@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from firn.errors import Invalid, Unavailable
-from firn.tls import client_context
+from firn.tls import ClientProof
 from firn.topicspec import TopicDocument
 from firn_node.clock import RealClock
 from firn_node.config_topics import apply_topics
@@ -104,8 +104,7 @@ def _dialling(settings: BrokerSettings) -> "Dialling":
     """How a replica reaches the others: with TLS as it serves with TLS, by the certificates of the moment."""
     from firn_node.replication.doors.peers import Dialling
 
-    credentials = settings.security.as_client()
-    return Dialling(tls=lambda: client_context(credentials) if credentials.uses_tls else None)
+    return Dialling(tls=ClientProof(settings.security.as_client()).context)
 
 
 async def _serve(

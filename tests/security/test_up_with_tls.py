@@ -1,7 +1,9 @@
 """``firn up`` and the other commands with TLS and tokens, as a person uses them."""
 
+import contextlib
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -54,6 +56,50 @@ def test_a_local_broker_with_its_own_ca_serves_who_has_its_certificates(tmp_path
         (None, "unauthorized"),
     ]
     assert b"damaged" not in call("verify", "--data", str(data)).stdout
+
+
+def test_a_local_cluster_with_its_own_ca_outlives_its_master(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(data, "--tls", "--replicas", "2", "--lease-ttl", "1500ms", "--restart-after", "200ms") as running:
+        line = running.line().decode()
+        assert line.startswith("READY 127.0.0.1:"), line + running.stop().stderr.decode()
+        where = line.split()[1]
+        environment = {
+            "FIRN_TLS_CA": f"{data}/tls/ca.crt", "FIRN_TLS_CERT": f"{data}/tls/admin.crt",
+            "FIRN_TLS_KEY": f"{data}/tls/admin.key",
+        }  # fmt: skip
+        call("topics", "create", "t", "--set", "durability.minInSync=1", address=where, **environment)
+        assert call("produce", "t", address=where, input=b"a\t1\n", **environment).stdout.startswith(
+            b"1 records"
+        )
+        for _ in range(2):  # whoever is master ends, the other one has what was acknowledged
+            os.kill(master_of(where, environment), signal.SIGKILL)
+            assert call("get", "t", "a", address=where, **environment).stdout.strip() == b"1"
+        refused = call("topics", "list", address=where, code=1, FIRN_TLS_CA=environment["FIRN_TLS_CA"])
+        assert b"who are you?" in refused.stderr
+        assert running.stop().returncode == 0
+
+
+def master_of(where: str, environment: dict[str, str]) -> int:
+    """The process id of the master, once all are in sync."""
+    with contextlib.ExitStack() as stack:
+        clients = [
+            stack.enter_context(
+                blocking.Client(
+                    address,
+                    tls_ca=environment["FIRN_TLS_CA"],
+                    tls_cert=environment["FIRN_TLS_CERT"],
+                    tls_key=environment["FIRN_TLS_KEY"],
+                )
+            )
+            for address in where.split(",")
+        ]
+        while True:
+            rows = [client.status()["brokers"][0] for client in clients]
+            masters = [row["pid"] for row in rows if row["role"] == "master"]
+            if len(masters) == 1 and all(row["in_sync"] for row in rows):
+                return int(masters[0])
+            time.sleep(0.05)
 
 
 def test_tokens_are_made_by_a_command_and_taken_back_without_a_restart(tmp_path: Path) -> None:
