@@ -105,7 +105,10 @@ def test_many_groups_are_refused_in_one_sentence(bare: Run, data: Path) -> None:
 
 
 def test_what_cannot_go_with_replicas_is_refused_before_anything_is_made(bare: Run, data: Path) -> None:
-    for options, why in ((["--tls"], b"not go with --tls"), (["--coordinator", "x"], b"give one of them")):
+    for options, why in (
+        (["--tls", "--tls-cert", "x", "--tls-key", "y"], b"makes its own certificates"),
+        (["--coordinator", "x"], b"give one of them"),
+    ):
         assert why in bare("up", "--data", str(data), "--replicas", "2", *options, code=2).stderr
     found = bare("up", "--data", str(data), "--coordinator", "x", "--listen", "127.0.0.1:0", code=2)
     assert b"give --listen with a port" in found.stderr
