@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from firn_node.replication.record import GroupRecord, LogId, Member
 from firn_node.replication.rules import Rules
-from firn_node.replication.state import Mastery, State
+from firn_node.replication.state import NEVER, Mastery, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,17 +59,22 @@ def _members(
     """The members, with who said Hello, without who was removed or came back under another log_id."""
     joining = {log_id: m for log_id, m in mastery.joining.items() if log_id not in mastery.removing}
     members = {**record.members, **joining}
-    present = {
-        log_id
-        for log_id in members
-        if log_id in record.in_sync | in_sync
-        or log_id in joining
-        or ((heard := state.heard.get(log_id)) is not None and heard.epoch == mastery.epoch)
+    heard_at = {log_id: _heard_at(state, mastery, log_id) for log_id in members}
+    newest = {
+        node: max(heard_at[log_id] for log_id, member in members.items() if member.node == node)
+        for node in {member.node for member in members.values()}
     }
-    nodes = {members[log_id].node for log_id in present}
     return {
         log_id: member
         for log_id, member in members.items()
         if log_id in record.in_sync | in_sync
-        or not (log_id in mastery.removing or (log_id not in present and member.node in nodes))
+        or (log_id not in mastery.removing and heard_at[log_id] == newest[member.node])
     }
+
+
+def _heard_at(state: State, mastery: Mastery, log_id: LogId) -> float:
+    """When a replica was last heard of in this epoch."""
+    if log_id in mastery.joining:
+        return float("inf")
+    heard = state.heard.get(log_id)
+    return heard.at if heard is not None and heard.epoch == mastery.epoch else NEVER

@@ -25,7 +25,7 @@ from firn_sim.checkers import Checkers, Counts
 from firn_sim.coordinator import CoordinatorFaults, SimCoordinator
 from firn_sim.network import NetworkFaults, SimNetwork
 from firn_sim.node import Options, SimNode
-from firn_sim.replicalog import Entry, ReplicaLog
+from firn_sim.replicalog import ReplicaLog
 from firn_sim.world import World
 
 from firn_node.replication import events as ev
@@ -44,6 +44,7 @@ class Profile:
     fault_after_change: float = 0.3  # probability that a change of in_sync or master is followed by one
     write_every: float = 0.15
     read_every: float = 0.1
+    idle: float = 0.3  # share of the time in which nobody writes
     drift: float = 0.1
     sync: tuple[float, float] = (0.0005, 0.01)
     network: NetworkFaults = field(default_factory=NetworkFaults)
@@ -156,6 +157,12 @@ class Group:
 
     def run_faults(self) -> Counts:
         """The part of a run that has faults, alone."""
+        self.begin()
+        self.world.run(self.profile.seconds)
+        return self.counts
+
+    def begin(self) -> None:
+        """Start nodes, clients and faults; the world is the caller's to run."""
         profile = self.profile
         for node in self.nodes:
             self.world.at(self.rng.uniform(0, 0.3), node.start)
@@ -166,8 +173,6 @@ class Group:
         self._every(profile.read_every, self._read)
         self._every(0.5, self._note_rebuilt)
         self.world.at(FAULTS_FROM, self._next_fault)
-        self.world.run(profile.seconds)
-        return self.counts
 
     def _every(self, period: float, call: Callable[[], None]) -> None:
         def again() -> None:
@@ -180,9 +185,13 @@ class Group:
 
     def _toggle_load(self) -> None:
         """Clients write now and then, so that some epochs hold next to nothing."""
-        self._is_busy = self.rng.random() < 0.7
+        self._is_busy = self.rng.random() >= self.profile.idle
+
+    def stop_clients(self) -> None:
+        self._has_clients = False
 
     def _write(self) -> None:
+        """At every node that believes to be master."""
         options = self.profile.options
         for node in self.nodes:
             state = node.state
@@ -190,10 +199,13 @@ class Group:
                 continue
             self._tickets += 1
             ticket = self._tickets
-            entries = [Entry(0, self.rng.getrandbits(40) + 1) for _ in range(self.rng.choice((1, 1, 1, 3)))]
+            log = node.folder.log
+            entries = [
+                log.entry(0, self.rng.getrandbits(40) + 1) for _ in range(self.rng.choice((1, 1, 1, 3)))
+            ]
             is_interval = options.has_interval and self.rng.random() < 0.5
             least = self.rng.choice((1, options.largest_min_in_sync))
-            end = node.folder.log.written + sum(entry.size for entry in entries)
+            end = log.written + sum(entry.size for entry in entries)
             self.checkers.written[ticket] = (end, is_interval)
             if not node.write(entries, ticket, least, is_interval=is_interval):
                 self.checkers.written.pop(ticket, None)
@@ -475,7 +487,8 @@ class Group:
                     self.world.at(self.rng.uniform(0.0, 0.1), partial(self._fault_deposed, each))
 
     def _fault_release(self, node: SimNode) -> None:
-        node.release(node.folder.log.written - self.rng.choice((0, 5, 30)))
+        log = node.folder.log
+        node.release(log.written - self.rng.choice((0, 5, 30)) * log.entry_size)
 
     # The end.
 
@@ -531,7 +544,7 @@ class Group:
             raise NotLive(f"{len(masters)} masters")
         if record.in_sync != alive:
             raise NotLive(f"in sync are {sorted(record.in_sync)}, alive {sorted(alive)}")
-        self._has_clients = False
+        self.stop_clients()
         self.world.run(self.world.now + 1.0)
         acknowledged, reads = self.counts.acknowledged, self.counts.reads
         self._write()

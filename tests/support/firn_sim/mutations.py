@@ -170,6 +170,10 @@ class Mutation:
     shape: Shape = lambda profile, rng: None
     options: dict[str, bool] = field(default_factory=dict)
 
+    def in_force(self) -> "Mutation":
+        """The same faults, and every rule."""
+        return replace(self, rules=Rules, options={})
+
 
 def _two_nodes_and_a_bad_coordinator(profile: Profile, rng: random.Random) -> None:
     """The standby comes and goes; requests are applied late, and nobody hears of it."""

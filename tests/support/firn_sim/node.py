@@ -177,6 +177,7 @@ class SimNode:
     def kill(self) -> None:
         """The process dies; the page cache lives."""
         self._die()
+        self.folder.log.kill()
 
     def lose_power(self) -> None:
         """The machine dies: what was not synced is gone, in part or whole."""
@@ -325,7 +326,7 @@ class SimNode:
 
     def _append_epoch_start(self, action: ev.AppendEpochStart) -> None:
         log = self.folder.log
-        entries = [Entry(action.epoch, EPOCH_START)]
+        entries = [log.entry(action.epoch, EPOCH_START)]
         starts = epoch_starts(entries, log.written)
         log.append(entries)
         self._events.append(ev.Written(Position(log.written), starts))

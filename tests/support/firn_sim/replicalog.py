@@ -23,6 +23,8 @@ class Entry(NamedTuple):
 
 
 class ReplicaLog:
+    entry_size = 1
+
     def __init__(self, start: int = 0, chain: int = 0) -> None:
         self.base = start  # the first position that the replica ever held
         self.start = start  # ... that retention has left
@@ -31,6 +33,9 @@ class ReplicaLog:
         self.entries: list[Entry] = []
         self.ends: list[int] = [start]
         self._chain: dict[int, int] = {start: chain}
+
+    def entry(self, epoch: int, ident: int) -> Entry:
+        return Entry(epoch, ident, self.entry_size)
 
     @property
     def written(self) -> int:
@@ -64,6 +69,9 @@ class ReplicaLog:
             del self._chain[gone]
         del self.ends[keep + 1 :]
         del self.entries[keep:]
+
+    def kill(self) -> None:
+        """The process ends, the page cache stays."""
 
     def lose_power(self, rng: random.Random) -> None:
         """Any prefix of the unsynced tail survives; often none."""

@@ -8,9 +8,12 @@ from dataclasses import dataclass, field, fields
 from itertools import count, islice
 
 from firn_sim.checkers import Counts
+from firn_sim.firnlog import FirnLog
 from firn_sim.group import simulate
+from firn_sim.replicalog import ReplicaLog
 
 CHUNK = 8
+FIRN_LOG_EVERY = 4  # every fourth seed runs the broker's own commit log
 
 
 @dataclass(slots=True)
@@ -44,7 +47,7 @@ class Tally:
 def run_seed(seed: int) -> tuple[int, Counts | None, str]:
     """One run, its failure as text: replayed by ``replay_command``."""
     try:
-        return seed, simulate(seed), ""
+        return seed, simulate(seed, make_log=FirnLog if seed % FIRN_LOG_EVERY == 0 else ReplicaLog), ""
     except Exception as error:  # the boundary of a run: whatever it is, the seed goes with it
         notes = "\n".join(getattr(error, "__notes__", ()))
         return seed, None, f"{type(error).__name__}: {error}\n{notes}\nreplay: {replay_command(seed)}"

@@ -1,0 +1,321 @@
+"""The core of one node, step by step: what it orders, refuses, and when it stops."""
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+
+from firn.errors import InvariantBroken, NotMaster, Unavailable
+from firn.types import Epoch, Position
+from firn_node.replication import core
+from firn_node.replication import events as ev
+from firn_node.replication.messages import (
+    Committed,
+    EpochStart,
+    Handshake,
+    Header,
+    Hello,
+    Message,
+    Report,
+    Welcome,
+)
+from firn_node.replication.record import GroupId, GroupRecord, Incarnation, LogId, Master, Member
+from firn_node.replication.rules import RULES
+from firn_node.replication.state import LogView, Me, Meta, Role, Startup, State, Timing
+from firn_node.replication.turn import Turn
+
+GROUP = GroupId("orders-0")
+A, B = LogId("a"), LogId("b")
+MEMBERS = {A: Member("n0", "n0:1", 0), B: Member("n1", "n1:1", 1)}
+ME = Me(GROUP, B, Incarnation("b1"), MEMBERS[B])
+RECORD = GroupRecord(
+    GROUP, version=5, epoch=Epoch(2), renewals=3, master=Master(A, Incarnation("a1")),
+    in_sync=frozenset({A, B}), members=MEMBERS,
+)  # fmt: skip
+LOG = LogView(
+    start=Position(0),
+    written=Position(10),
+    durable=Position(10),
+    history=(EpochStart(Epoch(1), Position(0)),),
+)
+STANDBY = Startup(meta=Meta(epoch=Epoch(1), version=4, is_rebuilt=True), log=LOG)
+TIMING = Timing()
+
+
+def started(startup: Startup = STANDBY) -> State:
+    state, _ = core.start(ME, startup, TIMING, 0.0)
+    return state
+
+
+def steps(state: State, *events: ev.Event, now: float = 0.0) -> tuple[State, list[ev.Action]]:
+    """The state after some events, and all that was ordered."""
+    ordered: list[ev.Action] = []
+    for event in events:
+        state, actions = core.step(state, event, now)
+        ordered += actions
+    return state, ordered
+
+
+def of(kind: type, ordered: list[ev.Action]) -> list[Any]:
+    """The actions, or the messages sent, of a kind."""
+    messages = [action.message for action in ordered if isinstance(action, ev.Send)]
+    return [each for each in [*ordered, *messages] if isinstance(each, kind)]
+
+
+def greeted() -> tuple[State, Handshake]:
+    """A standby that has said Hello to the master."""
+    state, ordered = steps(started(), ev.RecordRead(RECORD))
+    (hello,) = of(Hello, ordered)
+    assert hello.header.handshake is not None
+    return state, hello.header.handshake
+
+
+def welcome(handshake: Handshake, cut: int | None, *, forced_epoch: int = 0, epoch: int = 2) -> ev.Received:
+    header = Header(GROUP, Epoch(epoch), A, handshake)
+    position = None if cut is None else Position(cut)
+    return ev.Received(Welcome(header, position, Position(20), Epoch(forced_epoch)))
+
+
+def stored(ordered: list[ev.Action]) -> ev.MetaStored:
+    """The answer to the last order to store."""
+    return ev.MetaStored(of(ev.StoreMeta, ordered)[-1].meta)
+
+
+def test_every_event_and_every_message_has_its_row_in_the_transition_table() -> None:
+    assert set(core.EVENTS) == set(get_args(ev.Event)) - {ev.Received}
+    assert set(core.MESSAGES) == set(get_args(Message))
+
+
+def test_a_role_change_that_the_table_does_not_list_is_a_bug() -> None:
+    turn = Turn(started(), 0.0, RULES)
+    with pytest.raises(InvariantBroken, match="resigns"):
+        turn.change_role("resigns")
+
+
+def test_a_copy_of_a_state_has_no_other_fields() -> None:
+    with pytest.raises(TypeError, match="rolle"):
+        started().but(rolle=Role.MASTER)
+
+
+# The record.
+
+
+def test_a_consistent_read_of_an_older_record_stops_the_node() -> None:
+    state, ordered = steps(started(), ev.RecordRead(replace(RECORD, version=3), at_least=4))
+    assert state.role is Role.STOPPED
+    assert "version 4" in of(ev.Stop, ordered)[0].reason
+
+
+def test_an_older_record_from_a_cache_is_ignored() -> None:
+    state, ordered = steps(started(), ev.RecordRead(replace(RECORD, version=3)))
+    assert state.record is None
+    assert not ordered
+
+
+def test_a_node_with_a_log_that_finds_no_record_stops() -> None:
+    state, ordered = steps(started(), ev.RecordRead(None, at_least=0))
+    assert state.role is Role.STOPPED
+    assert of(ev.Stop, ordered)
+
+
+def test_a_node_that_finds_the_record_of_another_group_stops() -> None:
+    other = replace(RECORD, group_id=GroupId("payments-0"))
+    assert steps(started(), ev.RecordRead(other))[0].role is Role.STOPPED
+
+
+def test_a_node_with_an_empty_log_makes_the_first_record_and_is_its_master() -> None:
+    me = replace(ME, member=MEMBERS[A])
+    state, _ = core.start(me, Startup(Meta(), LogView()), TIMING, 0.0)
+    state, ordered = steps(state, ev.RecordRead(None, at_least=0))
+    (swap,) = of(ev.CompareAndSet, ordered)
+    assert (swap.expected, swap.new.version, swap.new.epoch) == (0, 1, 1)
+    state, ordered = steps(state, ev.SwapAnswered(swap.new, ev.Outcome.APPLIED))
+    assert state.role is Role.MASTER
+    assert not of(ev.AppendEpochStart, ordered), "the epoch is not durable yet"
+    state, ordered = steps(state, stored(ordered))
+    assert of(ev.AppendEpochStart, ordered) == [ev.AppendEpochStart(Epoch(1))]
+
+
+def test_a_process_does_not_act_in_an_epoch_that_its_predecessor_asked_for() -> None:
+    mine = replace(RECORD, master=Master(B, Incarnation("b0")))
+    state, _ = steps(started(), ev.RecordRead(mine))
+    assert state.role is Role.STANDBY
+
+
+# The handshake.
+
+
+def test_a_standby_cuts_once_the_epoch_is_durable_and_follows_once_the_cut_is() -> None:
+    state, handshake = greeted()
+    state, ordered = steps(state, welcome(handshake, 6))
+    assert not of(ev.CutLog, ordered)
+    state, ordered = steps(state, stored(ordered))
+    assert of(ev.CutLog, ordered) == [ev.CutLog(Position(6))]
+    assert not of(Report, ordered)
+    state, ordered = steps(state, ev.LogCut(Position(6)))
+    (report,) = of(Report, ordered)
+    assert (report.written, report.durable, report.header.epoch) == (6, 6, 2)
+
+
+def test_a_sync_that_began_before_the_cut_reports_nothing() -> None:
+    state, handshake = greeted()
+    state, ordered = steps(state, welcome(handshake, 6))
+    state, _ = steps(state, stored(ordered), ev.LogCut(Position(6)), ev.Written(Position(10)))
+    state, _ = steps(state, ev.Durable(Position(10), cuts=0))
+    assert state.log.durable == 6
+    state, _ = steps(state, ev.Durable(Position(10), cuts=1))
+    assert state.log.durable == 10
+
+
+def test_the_committed_position_is_not_taken_before_the_cut() -> None:
+    state, handshake = greeted()
+    committed = ev.Received(Committed(Header(GROUP, Epoch(2), A, handshake), Position(10), Position(20)))
+    state, ordered = steps(state, committed, welcome(handshake, 6), committed)
+    assert state.committed == 0
+    state, _ = steps(state, stored(ordered), ev.LogCut(Position(6)), committed)
+    assert state.committed == 6
+
+
+def test_a_cut_below_the_committed_position_without_accepted_loss_is_a_bug() -> None:
+    state, handshake = greeted()
+    state = state.but(committed=Position(8))
+    state, ordered = steps(state, welcome(handshake, 6))
+    assert of(ev.Stop, ordered)[0].is_bug
+    assert not of(ev.CutLog, ordered)
+
+
+def test_a_cut_below_the_committed_position_by_accepted_loss_keeps_the_tail_and_rebuilds() -> None:
+    state, handshake = greeted()
+    state = state.but(committed=Position(8))
+    state, ordered = steps(state, welcome(handshake, 6, forced_epoch=2))
+    assert not of(ev.Stop, ordered)[0].is_bug
+    assert of(ev.Rebuild, ordered)[0].keeps_tail
+
+
+def test_a_standby_without_an_epoch_in_common_is_rebuilt() -> None:
+    state, handshake = greeted()
+    state, ordered = steps(state, welcome(handshake, None))
+    assert of(ev.Rebuild, ordered)
+    assert state.role is Role.STOPPED
+
+
+def test_an_empty_log_begins_anew_under_a_master_whose_log_begins_earlier() -> None:
+    blank = Startup(Meta(), LogView())
+    state, ordered = steps(started(blank), ev.RecordRead(RECORD))
+    state, ordered = steps(state, welcome(of(Hello, ordered)[0].header.handshake, 16))
+    state, ordered = steps(state, stored(ordered))
+    assert of(ev.BeginLog, ordered) == [ev.BeginLog(Position(16))]
+    state, ordered = steps(state, ev.Tick(), now=10.0)
+    state, ordered = steps(state, welcome(of(Hello, ordered)[0].header.handshake, 8), now=10.0)
+    assert of(ev.BeginLog, ordered) == [ev.BeginLog(Position(8))]
+    assert not of(ev.CutLog, ordered)
+    assert (state.log.start, state.log.written) == (8, 8)
+
+
+def test_a_lower_epoch_is_refused_with_the_one_that_is_known() -> None:
+    state, handshake = greeted()
+    state, ordered = steps(state, welcome(handshake, 6, epoch=1))
+    (refusal,) = [each.message for each in of(ev.Send, ordered)]
+    assert refusal.header.epoch == 2
+    assert state.following is not None
+    assert state.following.phase.value == "asked"
+
+
+def test_a_message_of_another_group_is_dropped() -> None:
+    state, handshake = greeted()
+    header = Header(GroupId("payments-0"), Epoch(9), A, handshake)
+    after, ordered = steps(state, ev.Received(Welcome(header, Position(6), Position(20), Epoch(0))))
+    assert after == state
+    assert not ordered
+
+
+# The master.
+
+
+def acting() -> State:
+    """A master of epoch 1, alone in its group, with a lease from second 0 on."""
+    me = replace(ME, member=MEMBERS[A])
+    state, _ = core.start(me, Startup(Meta(), LogView()), TIMING, 0.0)
+    state, ordered = steps(state, ev.RecordRead(None, at_least=0))
+    state, ordered = steps(state, ev.SwapAnswered(of(ev.CompareAndSet, ordered)[0].new, ev.Outcome.APPLIED))
+    state, _ = steps(
+        state,
+        stored(ordered),
+        ev.Written(Position(1), (EpochStart(Epoch(1), Position(0)),)),
+        ev.StateLoaded(Epoch(1)),
+    )
+    return state
+
+
+def test_a_standby_refuses_writes_and_names_the_master() -> None:
+    state, _ = greeted()
+    refused = core.write_refusal(state, 0.0, 1)
+    assert isinstance(refused, NotMaster)
+    assert refused.details["address"] == "n0:1"
+
+
+def test_writes_and_reads_end_with_two_thirds_of_the_lease() -> None:
+    state, _ = steps(acting(), ev.Durable(Position(1), 0), ev.Dispatched(Position(1)))
+    just_before, just_after = TIMING.lease - 0.01, TIMING.lease + 0.01
+    assert core.write_refusal(state, just_before, 1) is None
+    assert core.may_read(state, just_before)
+    assert isinstance(core.write_refusal(state, just_after, 1), Unavailable)
+    assert not core.may_read(state, just_after)
+
+
+def test_a_new_master_reads_nothing_before_its_epoch_start_is_committed_and_dispatched() -> None:
+    state = acting()
+    assert not core.may_read(state, 0.0)
+    state, _ = steps(state, ev.Durable(Position(1), 0))
+    assert not core.may_read(state, 0.0)
+    state, _ = steps(state, ev.Dispatched(Position(1)))
+    assert core.may_read(state, 0.0)
+
+
+def test_a_swap_without_an_answer_counts_until_a_newer_version_is_read() -> None:
+    state = acting()
+    assert state.record is not None
+    asked = replace(
+        state.record, version=2, in_sync=frozenset({A, B}), members={**state.record.members, A: MEMBERS[A]}
+    )
+    turn = Turn(state, 0.0, RULES)
+    turn.ask(asked)
+    state, _ = steps(turn.state, ev.SwapAnswered(asked, ev.Outcome.UNKNOWN))
+    assert RULES.counted(state) == {A, B}
+    state, _ = steps(
+        state, ev.SwapAnswered(asked, ev.Outcome.CONFLICT), ev.RecordRead(state.record, at_least=1)
+    )
+    assert RULES.counted(state) == {A, B}
+    newer = replace(state.record, version=2, renewals=1) if state.record is not None else asked
+    state, _ = steps(state, ev.RecordRead(newer))
+    assert RULES.counted(state) == {B}
+
+
+def test_a_stopped_node_takes_no_further_step() -> None:
+    state, _ = steps(started(), ev.RecordRead(None, at_least=0))
+    higher = Committed(Header(GROUP, Epoch(9), A), Position(1), Position(1))
+    assert steps(state, ev.RecordRead(RECORD), ev.Received(higher), ev.Tick(), now=9.0) == (state, [])
+
+
+def test_a_master_that_stepped_down_does_not_act_in_that_epoch_again() -> None:
+    state = acting()
+    deposed = Committed(Header(GROUP, Epoch(2), A), Position(1), Position(1))
+    state, _ = steps(state, ev.Received(deposed))
+    assert state.role is Role.STANDBY
+    assert state.record is not None
+    state, _ = steps(state, ev.RecordRead(replace(state.record, version=2, renewals=1)))
+    assert state.role is Role.STANDBY
+
+
+def test_who_was_elected_below_an_epoch_that_it_has_heard_of_does_not_act() -> None:
+    alone = replace(RECORD, in_sync=frozenset({A, B}), master=None)
+    state, ordered = steps(started(), ev.RecordRead(alone), ev.Tick())
+    assert state.role is Role.CANDIDATE
+    state, ordered = steps(state, ev.Tick(), now=5.0)
+    (swap,) = of(ev.CompareAndSet, ordered)
+    assert swap.new.epoch == 3
+    higher = Committed(Header(GROUP, Epoch(9), A), Position(1), Position(1))
+    state, ordered = steps(state, ev.Received(higher), ev.SwapAnswered(swap.new, ev.Outcome.APPLIED), now=5.0)
+    assert state.role is Role.STANDBY
+    assert state.epoch == 9
+    assert not of(ev.AppendEpochStart, ordered)
