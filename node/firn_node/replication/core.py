@@ -166,6 +166,7 @@ def on_tick(turn: Turn, event: Tick) -> None:
     turn.update(ticked_at=turn.now)
     if state.role not in MASTERS and turn.now - state.read_at >= timing.read_every:
         turn.read_record()
+    mastership.ask_again_to_be_nobody(turn)
 
 
 def on_record_read(turn: Turn, event: RecordRead) -> None:
@@ -230,6 +231,7 @@ def _follow_record(turn: Turn, record: GroupRecord, sent_at: float) -> None:
         _take_over(turn, sent_at)
         return
     turn.update(asked_epoch=NO_EPOCH)
+    mastership.ask_again_to_be_nobody(turn)
     following = turn.state.following
     if following is None or (record.epoch >= following.epoch and _master_of(record) != following.master):
         turn.update(following=None)

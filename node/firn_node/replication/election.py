@@ -126,9 +126,9 @@ def _ask_to_be_master(turn: Turn, record: GroupRecord, forced_epoch: Epoch | Non
         return
     old = record.master.log_id if record.master is not None else me
     in_sync = record.in_sync - {old} | {me} if forced_epoch is None else frozenset({me})
-    members = record.members if me in record.members else {**record.members, me: state.me.member}
+    members = {**record.members, me: state.me.member}
     epoch = Epoch(record.epoch + 1)
-    turn.update(candidacy=replace(candidacy, has_asked=True), asked_epoch=epoch)
+    turn.update(candidacy=replace(candidacy, has_asked=True), asked_epoch=epoch, resigned=None)
     turn.ask(
         replace(
             record, version=record.version + 1, epoch=epoch, master=state.me.as_master, successor=None,

@@ -32,6 +32,7 @@ from firn_node.replication.state import (
     Mark,
     Mastery,
     Resignation,
+    Resigned,
     Role,
 )
 from firn_node.replication.turn import Turn
@@ -87,9 +88,10 @@ def commit(turn: Turn) -> None:
     """Move the committed position as far as the counted set allows, and settle what it covers."""
     if turn.mastery.start is None:
         return
-    acknowledged = turn.rules.acknowledged(turn.state, turn.now)
-    if acknowledged > turn.mastery.acknowledged:
-        turn.update_mastery(acknowledged=acknowledged)
+    if turn.state.has_interval:
+        acknowledged = turn.rules.acknowledged(turn.state, turn.now)
+        if acknowledged > turn.mastery.acknowledged:
+            turn.update_mastery(acknowledged=acknowledged)
     position = min(turn.rules.committed(turn.state, turn.now), turn.log.written)
     if position > turn.state.committed:
         turn.update(committed=position)
@@ -182,7 +184,9 @@ def on_report(turn: Turn, report: Report) -> None:
         turn.update_mastery(streaming={**mastery.streaming, log_id: handshake})
         turn.do(StartStream(log_id, mastery.epoch, handshake, report.written))
     commit(turn)
-    keep_record(turn)
+    record = turn.state.record
+    if record is None or log_id not in record.in_sync or turn.mastery.leaving:
+        keep_record(turn)
 
 
 def _note_catch_up(turn: Turn, log_id: LogId, heard: Heard) -> None:
@@ -198,12 +202,11 @@ def _note_catch_up(turn: Turn, log_id: LogId, heard: Heard) -> None:
         caught_up_at={**mastery.caught_up_at, log_id: caught_up_at},
         leaving=mastery.leaving - {log_id} if heard.durable >= turn.log.written else mastery.leaving,
     )
-    wanted = record.members.keys() - record.in_sync - mastery.removing if record is not None else set()
-    is_outside = log_id in wanted and heard.is_rebuilt
-    is_close = turn.now - caught_up_at <= timing.awaits_within
-    last = mastery.awaited.get(log_id, NEVER)
-    if is_outside and is_close and turn.now - last > timing.awaits_again_after:
-        turn.update_mastery(awaited={**turn.mastery.awaited, log_id: turn.now})
+    if record is None or log_id in record.in_sync or log_id in mastery.removing:
+        return
+    is_close = heard.is_rebuilt and turn.now - caught_up_at <= timing.awaits_within
+    if is_close and turn.now - mastery.awaited.get(log_id, NEVER) > timing.awaits_again_after:
+        turn.update_mastery(awaited={**mastery.awaited, log_id: turn.now})
 
 
 def mark(turn: Turn) -> None:
@@ -306,9 +309,28 @@ def hand_over(turn: Turn) -> None:
 
 
 def resign(turn: Turn, record: GroupRecord, *, successor: LogId | None, to_shrink: bool) -> None:
-    """Ask to be nobody, having stopped: the request may be applied at any later time."""
-    new = replace(turn.rules.renewed(record), master=None, successor=successor, version=record.version + 1)
+    """Ask to be nobody, having stopped: the request may be applied at any later time, or lost to an own renewal."""
     if turn.rules.stops_to_resign():
         step_down(turn, "resigned")
-        turn.update(waits_until=turn.now + turn.state.timing.lease_ttl, resigned_to_shrink=to_shrink)
-    turn.ask(new)
+        turn.update(
+            waits_until=turn.now + turn.state.timing.lease_ttl,
+            resigned=Resigned(record.epoch, successor),
+            resigned_to_shrink=to_shrink,
+        )
+    _ask_to_be_nobody(turn, record, successor)
+
+
+def ask_again_to_be_nobody(turn: Turn) -> None:
+    """As long as the record shows this process as the master that it no longer is."""
+    state, resigned, record = turn.state, turn.state.resigned, turn.state.record
+    if resigned is None or record is None:
+        return
+    if record.epoch != resigned.epoch or record.master != state.me.as_master:
+        turn.update(resigned=None)
+    elif not state.is_asking or turn.now - state.asked_at >= state.timing.swap_timeout:
+        _ask_to_be_nobody(turn, record, resigned.successor)
+
+
+def _ask_to_be_nobody(turn: Turn, record: GroupRecord, successor: LogId | None) -> None:
+    known = successor if successor in record.in_sync else None
+    turn.ask(replace(turn.rules.renewed(record), master=None, successor=known, version=record.version + 1))

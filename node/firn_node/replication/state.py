@@ -257,6 +257,14 @@ class Resignation:
     successor: LogId
 
 
+@dataclass(frozen=True, slots=True)
+class Resigned:
+    """A mastership that this process has given up, and asks to be rid of until the record says so."""
+
+    epoch: Epoch
+    successor: LogId | None
+
+
 @dataclass(frozen=True)
 class Mastery(Copied):
     """What a master knows in its epoch; gone with it."""
@@ -307,6 +315,7 @@ class State(Copied):
     is_asking: bool = False  # no answer yet
     asked_epoch: Epoch = NO_EPOCH  # this process asked for it and has not acted in it since
     waits_until: float = NEVER  # resigned, or was fenced: others stand first
+    resigned: Resigned | None = None
     resigned_to_shrink: bool = False
     handshakes: int = 0
     ticked_at: float = NEVER
