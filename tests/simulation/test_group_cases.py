@@ -135,6 +135,13 @@ def test_a_coordinator_that_is_down_for_less_than_a_lease_changes_nothing() -> N
     assert group.counts.elections == 1
 
 
+def test_a_coordinator_that_went_back_to_an_older_record_stops_the_nodes() -> None:
+    group = calm()
+    del group.coordinator.history[-5:]
+    group.world.run(group.world.now + 2.0)
+    assert [node.state.role for node in group.nodes if node.state is not None] == [Role.STOPPED] * 3
+
+
 def test_latency_of_200_milliseconds_elects_nobody() -> None:
     group = calm(network=NetworkFaults(delay=(0.19, 0.21)))
     group.world.run(group.world.now + 10 * TTL)

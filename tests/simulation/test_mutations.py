@@ -1,9 +1,9 @@
 """Every clause that keeps a group's records is needed: without it, the simulation finds what goes wrong."""
 
-import pytest
-from firn_sim.mutations import MUTATIONS, Mutation, find, run_mutated
+from pathlib import Path
 
-SEEDS = 150
+import pytest
+from firn_sim.mutations import MUTATIONS, SEEDS, Mutation, find, run_mutated
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
@@ -12,6 +12,13 @@ def test_a_dropped_clause_is_found_out(mutation: Mutation) -> None:
     assert found is not None, f"{SEEDS} seeds are not enough to miss: {mutation.dropped}"
     seeds, violated = found
     print(f"{mutation.name}: {seeds} seeds, {violated.name}")
+
+
+def test_the_table_of_the_page_lists_every_mutation_in_order() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "replication.md").read_text()
+    rows = [line.split("|") for line in page.splitlines() if line.startswith("| ") and line.count("|") == 6]
+    listed = [(row[1].strip(), row[2].strip(" `"), row[3].strip()) for row in rows[1:]]
+    assert listed == [(each.rule, each.name, each.dropped) for each in MUTATIONS]
 
 
 def test_the_faults_that_find_a_dropped_clause_break_no_rule_in_force() -> None:

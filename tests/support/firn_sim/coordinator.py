@@ -11,8 +11,9 @@ from functools import partial
 
 from firn_sim.world import World
 
+from firn_node.coordinator.api import decide
 from firn_node.replication.events import Outcome, RecordRead, SwapAnswered
-from firn_node.replication.record import NO_VERSION, GroupRecord, check_change
+from firn_node.replication.record import NO_VERSION, GroupRecord
 
 
 @dataclass(slots=True)
@@ -96,14 +97,15 @@ class SimCoordinator:
         self._world.at(self._rng.uniform(*(self.faults.late_delay if is_late else self.faults.delay)), arrive)
 
     def apply(self, expected: int, new: GroupRecord) -> bool:
-        """The compare-and-set itself."""
-        if new.version == expected and self.record is not None:
-            return self._renew_beside(new)
-        if self.version != expected:
-            return False
+        """The compare-and-set itself, as every coordinator decides it."""
         before = self.record
         if self.is_checked:
-            check_change(before, new)
+            if decide(before, new, expected) is not None:
+                return False
+        elif new.version == expected and before is not None:
+            return self._renew_beside(new)
+        elif self.version != expected:
+            return False
         self._store(before, new)
         return True
 

@@ -56,7 +56,7 @@ class Profile:
 FAULTS = (
     "kill", "power", "power_all", "survivor", "disk", "damage", "pause", "slow", "release",
     "cut", "isolate", "split", "heal", "coordinator_down", "coordinator_cut", "deposed", "stale_restart", "switchover",
-    "forgotten",
+    "forgotten", "topics",
 )  # fmt: skip
 
 
@@ -485,6 +485,14 @@ class Group:
                 each.feed(ev.SwitchoverAsked(to.folder.log_id))
                 if self.rng.random() < 0.5:
                     self.world.at(self.rng.uniform(0.0, 0.1), partial(self._fault_deposed, each))
+
+    def _fault_topics(self, node: SimNode) -> None:
+        """Topics come and go, and the largest minInSync with them."""
+        options = self.profile.options
+        changed = ev.TopicsChanged(self.rng.choice((1, 2)), options.has_interval)
+        self.tell(f"the largest minInSync is {changed.largest_min_in_sync}")
+        for each in self.nodes:
+            each.feed(changed)
 
     def _fault_release(self, node: SimNode) -> None:
         log = node.folder.log

@@ -154,7 +154,7 @@ class SimNode:
         startup = Startup(
             meta=folder.meta, log=log_view(log), committed=Position(folder.checkpoint),
             largest_min_in_sync=self.options.largest_min_in_sync, boot_id=f"{self.name}#{self.boots}",
-            has_interval=self.options.has_interval,
+            has_interval=self.options.has_interval, old_process_is_dead=self.rng.random() < 0.8,
         )  # fmt: skip
         self._events: deque[ev.Event] = deque()
         self._is_busy = False
