@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from firn_sim.group import Group, Profile
+from firn_sim.faults import Profile
+from firn_sim.group import Group
 from firn_sim.network import NetworkFaults
 from firn_sim.node import Options, SimNode
 

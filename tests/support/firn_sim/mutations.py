@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from firn_sim.checkers import Counts, Violated
 from firn_sim.coordinator import CoordinatorFaults
-from firn_sim.group import Group, Profile, draw_profile
+from firn_sim.faults import Profile, draw_profile
+from firn_sim.group import Group
 from firn_sim.network import NetworkFaults
 
 from firn.types import Epoch, Position
