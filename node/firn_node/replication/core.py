@@ -142,7 +142,7 @@ def may_read(state: State, now: float, rules: Rules = RULES) -> bool:
 def read_barrier(state: State) -> Position:
     """A read that arrives now answers once so much is committed and dispatched (rule 18)."""
     acknowledged = state.mastery.acknowledged if state.mastery is not None else LOG_BEGIN
-    return max(state.committed, acknowledged) if state.has_interval else state.committed
+    return max(state.committed, acknowledged)
 
 
 def master_address(state: State) -> str | None:

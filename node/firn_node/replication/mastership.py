@@ -279,7 +279,7 @@ def on_switchover_asked(turn: Turn, event: SwitchoverAsked) -> None:
     if record is None or event.to not in record.in_sync or event.to == turn.state.me.log_id:
         turn.do(SwitchoverEnded(f"{event.to} is not an in-sync standby"))
         return
-    turn.update_mastery(resignation=Resignation(turn.now, event.to))
+    turn.update_mastery(resignation=Resignation(turn.now, event.to), awaited={})
     if turn.rules.stops_to_resign():
         turn.change_role("resigns")
         hand_over(turn)

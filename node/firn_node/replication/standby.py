@@ -39,8 +39,9 @@ def on_tick(turn: Turn) -> None:
         return
     if turn.state.is_cutting or following.phase is Phase.STORING:
         return
+    silence = timing.asks_again_after if following.phase is Phase.ASKED else timing.silent_after
     is_stalled = turn.now - following.progress_at >= timing.stalls_after
-    if turn.now - following.heard_at >= timing.stalls_after or is_stalled:
+    if turn.now - following.heard_at >= silence or is_stalled:
         turn.update(following=None)
         seek(turn)
     elif following.phase is Phase.FOLLOWING and turn.now - following.reported_at >= timing.heartbeat_every:

@@ -125,8 +125,18 @@ class Timing:
         return self.lease_ttl * 4  # one that did not make it costs an eighth of the time, not all of it
 
     @property
+    def asks_again_after(self) -> float:
+        return self.lease_ttl / 3  # a Hello without an answer
+
+    @property
+    def silent_after(self) -> float:
+        return (
+            self.lease_ttl
+        )  # a standby that hears nothing asks anew; long enough for a frame on a thin link
+
+    @property
     def stalls_after(self) -> float:
-        return self.lease_ttl / 3  # a standby that hears nothing, or gets nowhere, asks anew
+        return self.lease_ttl * 5  # ... and one that hears of more and gets none of it
 
 
 @dataclass(frozen=True, slots=True)
