@@ -10,7 +10,7 @@ import pytest
 from firn_sim.group import Group
 from firn_sim.runs import run_for
 
-SECONDS = float(os.environ.get("FIRN_SIMULATE_SECONDS", "20"))
+SECONDS = float(os.environ.get("FIRN_SIMULATE_SECONDS", "120"))
 SUPPORT = Path(__file__).parents[1] / "support"
 
 

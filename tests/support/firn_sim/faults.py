@@ -105,6 +105,7 @@ class Faults:
         """Everything works from now on, and everyone is up."""
         self.tell("all faults end")
         self.is_over = True
+        self._armed = None
         self._network.cuts.clear()
         self._network.faults = NetworkFaults(is_ordered=True)
         self._coordinator.faults = CoordinatorFaults()
@@ -192,6 +193,8 @@ class Faults:
 
     def _fault_deposed(self, node: SimNode) -> None:
         """It loses the coordinator, and some of the others, for longer than its lease."""
+        if self.is_over:
+            return
         ttl = self._profile.options.timing.lease_ttl
         self.tell(f"{node.name} loses the coordinator and some others")
         self._coordinator.unreachable.add(node.name)
@@ -249,6 +252,8 @@ class Faults:
         self._world.at(self._rng.uniform(0.8, 1.5) * ttl, partial(self._cut_off, master))
 
     def _cut_off(self, master: SimNode) -> None:
+        if self.is_over:
+            return
         ttl = self._profile.options.timing.lease_ttl
         self._armed = master, self._coordinator.record.epoch if self._coordinator.record is not None else 0
         self._coordinator.unreachable.add(master.name)
@@ -270,13 +275,18 @@ class Faults:
             if each.folder.log_id != new.master.log_id:
                 continue
             if len(new.in_sync) < 2:
-                self._world.at(self._rng.uniform(0.02, 0.4), partial(setattr, each.disk, "factor", 20.0))
+                self._world.at(self._rng.uniform(0.02, 0.4), partial(self._slow_down, each))
             else:
                 self._armed = None
                 self._world.at(self._rng.expovariate(20.0), partial(self._blow, each, old))
 
+    def _slow_down(self, node: SimNode) -> None:
+        node.disk.factor = 1.0 if self.is_over else 20.0
+
     def _blow(self, node: SimNode, old: SimNode) -> None:
         """It loses power, and comes back where it sees the old master and the old record alone."""
+        if self.is_over:
+            return
         ttl = self._profile.options.timing.lease_ttl
         node.disk.factor = 1.0
         self._fault_stale_restart(node)

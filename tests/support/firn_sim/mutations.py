@@ -212,15 +212,24 @@ def _slow_replicas_of_interval(profile: Profile, rng: random.Random) -> None:
     profile.weights |= {"power": 0.0, "power_all": 0.0, "disk": 0.0}
 
 
-def _interval(profile: Profile, rng: random.Random) -> None:
+def _lost_tails(profile: Profile, rng: random.Random) -> None:
+    """Single nodes lose power, and what they had only written."""
+    _fast(profile)
     profile.options = replace(profile.options, has_interval=True)
+    profile.nodes, profile.fault_every, profile.write_every = 3, 1.5, 0.03
+    profile.sync = (0.05, 0.4)
+    profile.network = NetworkFaults()
+    profile.weights = {"power": 6.0, "heal": 1.0}
 
 
 def _unheard_handovers(profile: Profile, rng: random.Random) -> None:
+    """Who hands over is cut off, with most of its lease left; the others go on without it."""
     profile.options = replace(profile.options, timing=Timing(lease_ttl=3.0, replica_max_lag=0.3))
-    profile.write_every = 0.03
-    profile.coordinator = CoordinatorFaults(lost_answer=0.6)
-    profile.weights = {"switchover": 8.0, "deposed": 2.0, "heal": 2.0, "kill": 1.0}
+    profile.nodes, profile.fault_every, profile.fault_after_change, profile.write_every = 3, 2.0, 0.0, 0.03
+    profile.network = NetworkFaults()
+    profile.coordinator = CoordinatorFaults(lost_answer=0.1)
+    profile.sync = (0.0005, 0.01)
+    profile.weights = {"switchover": 8.0, "heal": 2.0}
 
 
 def _cut_off_masters(profile: Profile, rng: random.Random) -> None:
@@ -293,7 +302,7 @@ MUTATIONS = (
     Mutation("barrier", "11", "a new master reads before its epoch start is committed", NoReadBarrier),
     Mutation("resignstop", "13", "a master that hands over goes on until it hears", GoesOnWhileResigning,
              _unheard_handovers),
-    Mutation("clean", "19", "flush interval: a node that lost its tail stands", UncleanStands, _interval),
+    Mutation("clean", "19", "flush interval: a node that lost its tail stands", UncleanStands, _lost_tails),
     Mutation("growacked", "19", "flush interval: a standby joins below what was acknowledged", NoGrowAcknowledged,
              _slow_replicas_of_interval),
 )  # fmt: skip
