@@ -155,11 +155,11 @@ class Hopper:
         if not self._rules.since:
             cursor.since = None
         for piece in page.pieces:
-            for _, key, value in piece.entries():
-                if value is None:
-                    self.map.pop(key, None)
+            for record in piece.each_record("t"):
+                if record.value is None:
+                    self.map.pop(record.key, None)
                 else:
-                    self.map[key] = value
+                    self.map[record.key] = record.value
         if cursor.is_caught_up and not self._is_checked:
             self._is_checked = True
             self._check_end(cursor.offset)
