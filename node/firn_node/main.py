@@ -23,7 +23,6 @@ from firn_node.clock import RealClock
 from firn_node.config_topics import apply_topics
 from firn_node.disk import RealDisk
 from firn_node.memory import bound_heaps, release_compiler
-from firn_node.replication.state import Role
 from firn_node.settings import BrokerSettings
 
 if TYPE_CHECKING:
@@ -100,8 +99,10 @@ async def _coordinator(settings: BrokerSettings) -> "AsyncIterator[Coordinator |
         await coordinator.close()
 
 
-def _dialling(settings: BrokerSettings) -> "Dialling":
+def _dialling(settings: BrokerSettings) -> "Dialling | None":
     """How a replica reaches the others: with TLS as it serves with TLS, by the certificates of the moment."""
+    if settings.group is None:
+        return None
     from firn_node.replication.doors.peers import Dialling
 
     return Dialling(tls=ClientProof(settings.security.as_client()).context)
@@ -177,7 +178,7 @@ async def _answer(
     while not broker.is_ready() and not stopping.is_set():
         await asyncio.sleep(READY_POLL_S)
     if not stopping.is_set():
-        if broker.group is not None and broker.group.role is Role.MASTER:
+        if broker.group is not None and broker.group.is_master:
             await _apply(broker, topics, announcer)
         announcer.ready(address)
     loading = asyncio.create_task(asyncio.to_thread(_load_kernels))

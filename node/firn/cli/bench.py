@@ -8,12 +8,11 @@ from typing import Annotated, Any
 
 import typer
 
-from firn.bench import workloads
-from firn.bench.data import Data
 from firn.cli.printing import compact_json
 from firn.cli.running import BrokerOption, OutputOption, TimeoutOption, connect, run
 from firn.errors import TopicExists
 
+# The measured loops bring numpy, which other commands start without: imported where they run.
 SHARES = {"p50": 0.5, "p99": 0.99, "max": 1.0}  # of the latencies that are printed
 
 TopicArgument = Annotated[str, typer.Argument(metavar="[TOPIC]")]
@@ -45,6 +44,9 @@ def produce(
         raise typer.BadParameter(f"--flush: {flush!r} is unknown; expected sync or interval")
 
     async def work() -> dict[str, Any]:
+        from firn.bench import workloads
+        from firn.bench.data import Data
+
         async with connect(broker, timeout) as client:
             try:
                 await client.create_topic(topic, partitions=partitions, durability={"flush": flush})
@@ -69,6 +71,8 @@ def consume(
         raise typer.BadParameter(f"--view: {view!r} is unknown; expected compacted or raw")
 
     async def work() -> dict[str, Any]:
+        from firn.bench import workloads
+
         async with connect(broker, timeout) as client:
             records, seconds = await workloads.read_pages(client, topic, view=view)
         return row("consume", records, seconds)
@@ -87,6 +91,9 @@ def get(
     """Look keys up one at a time, then many at a time."""
 
     async def work() -> dict[str, Any]:
+        from firn.bench import workloads
+        from firn.bench.data import Data
+
         async with connect(broker, timeout) as client:
             wanted = Data(records, keys, 0).key_list(0, records)
             taken, hits = await workloads.get_one_at_a_time(client, topic, wanted)
@@ -109,6 +116,8 @@ def compact(
     """Force a compaction and wait for its end."""
 
     async def work() -> dict[str, Any]:
+        from firn.bench import workloads
+
         async with connect(broker, timeout) as client:
             found, seconds = await workloads.compact(client, topic)
         parts = found["partitions"]

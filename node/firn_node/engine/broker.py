@@ -19,7 +19,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,6 @@ from firn.wire import items
 from firn_node.clock import Clock, LogClock, Randomness, RealClock, RealRandomness
 from firn_node.compaction.answers import ANSWER_BYTES_MAX, I64, Answers, Wanted, joined
 from firn_node.compaction.log import BLOCK_CACHE
-from firn_node.coordinator import Coordinator
 from firn_node.disk import Disk, RealDisk
 from firn_node.engine import messages, status
 from firn_node.engine.api import (
@@ -64,11 +63,9 @@ from firn_node.engine.groupcommits import GroupCommits
 from firn_node.engine.groups import Committed, Groups
 from firn_node.engine.identity import load_identity
 from firn_node.engine.lookup import Lookup, found_list
-from firn_node.engine.membership import join_group
 from firn_node.engine.partition import Partition, unpack_state
 from firn_node.engine.partitions import Partitions
 from firn_node.engine.reader import Reader
-from firn_node.engine.replica import Replica
 from firn_node.engine.retention import current_plan, holders
 from firn_node.engine.scheduler import Scheduler
 from firn_node.engine.sealer import Sealer
@@ -77,9 +74,12 @@ from firn_node.engine.topics import Topics
 from firn_node.filecache import FileCache
 from firn_node.index import open_index
 from firn_node.log import CommitLog, KeyQueryIndex
-from firn_node.replication.doors.peers import Dialling
-from firn_node.replication.driver import GroupDriver
 from firn_node.settings import BrokerSettings
+
+if TYPE_CHECKING:
+    from firn_node.coordinator import Coordinator
+    from firn_node.replication.doors.peers import Dialling
+    from firn_node.replication.driver import GroupDriver
 
 T = TypeVar("T")
 
@@ -106,8 +106,8 @@ class Broker:
         disk: Disk | None = None,
         clock: Clock | None = None,
         randomness: Randomness | None = None,
-        coordinator: Coordinator | None = None,
-        dialling: Dialling | None = None,
+        coordinator: "Coordinator | None" = None,
+        dialling: "Dialling | None" = None,
     ) -> None:
         """``coordinator`` and ``dialling``: of a replica (``settings.group``), which closes neither."""
         self.settings = settings
@@ -116,7 +116,7 @@ class Broker:
         self._clock: Clock = clock or RealClock()
         self._randomness: Randomness = randomness or RealRandomness()
         self._coordinator = coordinator
-        self._dialling = dialling or Dialling()
+        self._dialling = dialling
         self.group: GroupDriver | None = None
         self._state = "starting"
         self._closing = contextlib.ExitStack()
@@ -213,6 +213,10 @@ class Broker:
 
     def _join(self, commits: GroupCommits) -> None:
         """Become a replica: the group says what is committed, and so what is dispatched."""
+        # A broker of its own starts a tenth of a second sooner without these.
+        from firn_node.engine.membership import join_group
+        from firn_node.engine.replica import Replica
+
         core, place = self.core, self.settings.group
         if place is None or self._coordinator is None:
             raise InvariantBroken("a replica needs its place and the coordinator of its group")

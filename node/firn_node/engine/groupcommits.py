@@ -2,12 +2,15 @@
 
 import asyncio
 from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING
 
 from firn.errors import FirnError, Timeout
 from firn.topicspec import DurabilitySpec
 from firn_node.engine.commits import Waiters
 from firn_node.engine.core import Core
-from firn_node.replication.serving import Replication
+
+if TYPE_CHECKING:
+    from firn_node.replication.serving import Replication
 
 _UNDISPATCHED_WAIT_BYTES = 24 << 20
 
@@ -18,7 +21,7 @@ class GroupCommits:
         self._waiters = Waiters()
         self._group: Replication
 
-    def join(self, group: Replication) -> None:
+    def join(self, group: "Replication") -> None:
         """Before anything is asked."""
         self._group = group
 

@@ -12,7 +12,7 @@ from firn_node.settings import GroupSettings
 
 
 def join_group(
-    core: Core, replica: Replica, settings: GroupSettings, coordinator: Coordinator, dialling: Dialling
+    core: Core, replica: Replica, settings: GroupSettings, coordinator: Coordinator, dialling: Dialling | None
 ) -> GroupDriver:
     """The driver, not yet started. *Errors*: Corrupt: rebuild under a new log_id; Invalid: another group's folder."""
     group_id = GroupId(str(settings.group))
@@ -44,6 +44,6 @@ def join_group(
         randomness=core.randomness,
         timing=Timing(lease_ttl, settings.replica_max_lag_ms / 1000 or lease_ttl),
         flush_interval_s=core.settings.flush_interval_ms / 1000,
-        dialling=dialling,
+        dialling=dialling or Dialling(),
     )
     return GroupDriver(me, doors)

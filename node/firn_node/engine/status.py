@@ -2,15 +2,16 @@
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from firn_node.engine.api import TopicInfo
 from firn_node.engine.core import Core
 from firn_node.engine.flusher import FIRST_EPOCH
 from firn_node.engine.partition import DirtyState, Partition
 from firn_node.engine.partitions import Partitions
-from firn_node.replication.driver import GroupDriver
-from firn_node.replication.state import Role
+
+if TYPE_CHECKING:
+    from firn_node.replication.driver import GroupDriver
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,11 @@ class Place:
     lag_seconds: float = 0.0
 
 
-def place_of(core: Core, group: GroupDriver | None, now: float) -> Place:
+def place_of(core: Core, group: "GroupDriver | None", now: float) -> Place:
     if group is None:
         return Place("master", FIRST_EPOCH, True, core.dispatched_position)
+    from firn_node.replication.state import Role
+
     state = group.state
     record, following = state.record, state.following
     if state.role in (Role.MASTER, Role.RESIGNING):

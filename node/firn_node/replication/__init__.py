@@ -4,3 +4,5 @@
 coordinator; ``messages``: what replicas say; ``events``: what happens and what is ordered; ``state``: what a node
 knows; ``rules``: who may do what; ``mastership``, ``standby``, ``election``: what each role does.
 """
+
+PATH = "/v1/replicate"  # where replicas speak to one another

@@ -215,6 +215,10 @@ class GroupDriver:
         return self.state.role
 
     @property
+    def is_master(self) -> bool:
+        return self.state.role is Role.MASTER
+
+    @property
     def is_settled(self) -> bool:
         """A master that takes writes and answers reads, or a standby that follows one."""
         state = self.state

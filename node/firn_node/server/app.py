@@ -16,7 +16,6 @@ from aiohttp.web_protocol import RequestHandler
 
 from firn.errors import FirnError, Invalid, LimitExceeded, Unauthorized, Unavailable
 from firn_node.clock import Clock, RealClock
-from firn_node.replication.doors.peers import Peers
 from firn_node.security.admission import Admission, Place
 from firn_node.server import admin, bulk, metrics, reads, records, replicate, stream
 from firn_node.server.answers import answer, error_answer
@@ -27,6 +26,7 @@ from firn_node.server.params import Call, Query
 from firn_node.server.routes import Router
 
 if TYPE_CHECKING:
+    from firn_node.replication.doors.peers import Peers
     from firn_node.security.guard import Guard
     from firn_node.security.trust import TrustFiles
     from firn_node.server.door import Door
@@ -250,7 +250,7 @@ async def serve(
     settings: ServerSettings | None = None,
     trust: "TrustFiles | None" = None,
     guard: "Guard | None" = None,
-    peers: Peers | None = None,
+    peers: "Peers | None" = None,
 ) -> Server:
     """An open port that answers for ``broker``; port 0 takes a free one (see ``address``).
 

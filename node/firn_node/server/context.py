@@ -24,11 +24,11 @@ from firn_node.engine.api import (
     SnapshotInfo,
     TopicInfo,
 )
-from firn_node.replication.doors.peers import Peers
 from firn_node.server.budget import Budget
 from firn_node.settings import BrokerSettings
 
 if TYPE_CHECKING:
+    from firn_node.replication.doors.peers import Peers
     from firn_node.security.guard import Guard
     from firn_node.server.door import Door
 
@@ -117,7 +117,7 @@ class Context:
     guard: "Guard | None" = None  # None: everybody may everything
     door: "Door | None" = None  # None: plain, and nobody is asked
     counts: Counts = field(default_factory=Counts)
-    peers: Peers | None = None  # the other replicas of the broker's group
+    peers: "Peers | None" = None  # the other replicas of the broker's group
     is_stopping: bool = False
     waiting: "set[asyncio.Task[Any]]" = field(default_factory=set)  # long polls, cut short at stop
     streams: set[Any] = field(default_factory=set)  # open WebSockets

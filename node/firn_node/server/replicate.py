@@ -9,14 +9,15 @@ from aiohttp import web
 
 from firn.errors import FirnError, Invalid, Unavailable
 from firn.websocket import accept_key
-from firn_node.replication.doors.connection import Connection
-from firn_node.replication.doors.peers import PATH, Peers
+from firn_node.replication import PATH
 from firn_node.security.decision import Action
 from firn_node.server.context import Context
 from firn_node.server.params import Call
 from firn_node.server.routes import Route
 
 if TYPE_CHECKING:
+    from firn_node.replication.doors.connection import Connection
+    from firn_node.replication.doors.peers import Peers
     from firn_node.security.guard import Access
 
 CHECK_SECONDS = 5.0  # how often the credentials of an open connection are looked at
@@ -38,7 +39,7 @@ class _Flow:
 
 
 async def serve_peer(
-    peers: Peers, request: web.BaseRequest, *, access: "Access | None" = None
+    peers: "Peers", request: web.BaseRequest, *, access: "Access | None" = None
 ) -> web.StreamResponse:
     """Answer a dial, and stay until its connection ends, or the credentials of the ``access`` that it came with.
 
@@ -68,7 +69,7 @@ async def serve_peer(
     return response
 
 
-async def _until_over(connection: Connection, access: "Access | None") -> None:
+async def _until_over(connection: "Connection", access: "Access | None") -> None:
     while access is not None and not connection.gone.is_set():
         try:
             access.check(Action.REPLICATE, what=f"GET {PATH}")

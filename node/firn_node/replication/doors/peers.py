@@ -20,6 +20,7 @@ from urllib.parse import urlencode
 
 from firn.errors import FirnError, Forbidden, Invalid, NotMaster, Unavailable
 from firn_node.clock import Randomness
+from firn_node.replication import PATH
 from firn_node.replication.doors.codec import VERSION, Arrived
 from firn_node.replication.doors.connection import WAITING_MAX, Connection, Flow, dial
 from firn_node.replication.messages import Ask, Fence, Hello, Leave, Message, Report
@@ -27,7 +28,6 @@ from firn_node.replication.record import GroupId, LogId
 
 log = logging.getLogger("firn.replication")
 
-PATH = "/v1/replicate"
 _BEGINS = (Hello, Report, Leave, Ask, Fence)
 PAUSE_S, PAUSE_MAX_S = 0.05, 2.0
 
