@@ -319,3 +319,12 @@ def test_who_was_elected_below_an_epoch_that_it_has_heard_of_does_not_act() -> N
     assert state.role is Role.STANDBY
     assert state.epoch == 9
     assert not of(ev.AppendEpochStart, ordered)
+
+
+def test_a_late_answer_that_there_is_no_record_makes_none_once_one_is_known() -> None:
+    blank = started(Startup(meta=Meta(), log=LogView()))
+    state, _ = steps(blank, ev.RecordRead(replace(RECORD, version=1, epoch=Epoch(1))), now=9.0)
+    state, ordered = steps(replace(state, stored=Meta()), ev.RecordRead(None, at_least=0), now=9.1)
+    assert of(ev.CompareAndSet, ordered) == []
+    _, ordered = steps(blank, ev.RecordRead(None, at_least=0), now=9.1)
+    assert len(of(ev.CompareAndSet, ordered)) == 1

@@ -144,9 +144,13 @@ def give_up(turn: Turn) -> None:
 
 
 def maybe_create(turn: Turn) -> None:
-    """A node with an empty log makes the first record; lower ordinals go first."""
+    """A node with an empty log that has never seen a record makes the first one; lower ordinals go first.
+
+    A read that found none may be answered after the record was learned in another way.
+    """
     state = turn.state
-    is_new = state.log.is_empty and state.stored.epoch == 0 and state.stored.version == NO_VERSION
+    never_seen = state.record is None and state.stored.version == NO_VERSION
+    is_new = never_seen and state.log.is_empty and state.stored.epoch == 0
     wait = state.me.member.ordinal * state.timing.defers_for
     if not is_new or state.role is not Role.BLANK or state.is_asking or turn.now - state.started_at < wait:
         return
