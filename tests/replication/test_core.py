@@ -176,6 +176,24 @@ def test_the_committed_position_is_not_taken_before_the_cut() -> None:
     assert state.committed == 6
 
 
+def test_a_standby_had_everything_when_the_end_was_told_that_is_durable_now() -> None:
+    state, handshake = greeted()
+    state, ordered = steps(state, welcome(handshake, 10))
+    state, _ = steps(state, stored(ordered))
+    header = Header(GROUP, Epoch(2), A, handshake)
+
+    def told(end: int) -> ev.Received:
+        return ev.Received(Committed(header, Position(10), Position(end)))
+
+    state, _ = steps(state, told(20), now=1.0)
+    state, _ = steps(state, ev.Written(Position(20)), told(30), now=2.0)
+    assert state.following is not None
+    assert (state.following.end, state.following.caught_up_at) == (30, float("-inf"))
+    state, _ = steps(state, ev.Durable(Position(20), cuts=0), now=3.0)
+    assert state.following is not None
+    assert state.following.caught_up_at == 1.0
+
+
 def test_a_cut_below_the_committed_position_without_accepted_loss_is_a_bug() -> None:
     state, handshake = greeted()
     state = state.but(committed=Position(8))

@@ -1,4 +1,4 @@
-"""``firn status``: the brokers and their topics."""
+"""``firn status``: all brokers of the cluster and their topics."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def register(app: typer.Typer) -> None:
 def status(broker: BrokerOption = None, timeout: TimeoutOption = None, output: OutputOption = None) -> None:
     async def work() -> dict[str, Any]:
         async with connect(broker, timeout) as client:
-            return dict(await client.status())
+            return await client.cluster_status()
 
     found = run(work())
     if output == "json":

@@ -104,11 +104,19 @@ def _print_partitions(topic: Mapping[str, Any]) -> None:
     _table(None, columns, rows)
 
 
+def _lag_text(broker: Mapping[str, Any]) -> str:
+    """What a standby lacks: ``12.5 MiB, 0.8 s``."""
+    size, seconds = broker.get("lag_bytes"), broker.get("lag_seconds")
+    if size is None:
+        return "-"
+    return f"{bytes_text(size)}, {seconds or 0:.1f} s" if size else "0 B"
+
+
 def print_status(status: Mapping[str, Any]) -> None:
     """Brokers, then each topic's partitions."""
     columns = [
-        ("BROKER", "l"), ("ADDRESS", "l"), ("ROLE", "l"), ("EPOCH", "r"), ("STATE", "l"), ("COMMITTED", "r"),
-        ("LOG", "r"), ("REASON", "l"),
+        ("BROKER", "l"), ("GROUP", "r"), ("ADDRESS", "l"), ("ROLE", "l"), ("EPOCH", "r"), ("STATE", "l"),
+        ("IN SYNC", "l"), ("LAG", "r"), ("COMMITTED", "r"), ("LOG", "r"), ("REASON", "l"),
     ]  # fmt: skip
     rows = []
     for b in status.get("brokers", []):
@@ -116,8 +124,9 @@ def print_status(status: Mapping[str, Any]) -> None:
         start, end = b.get("log_start"), b.get("log_end")
         size = bytes_text(end - start) if isinstance(start, int) and isinstance(end, int) else "-"
         rows.append(
-            (b.get("node"), b.get("address"), b.get("role"), b.get("epoch"), state,
-             number_text(b.get("committed_position")), size, b.get("reason") or "")
+            (b.get("node"), b.get("group"), b.get("address"), b.get("role"), b.get("epoch"), state,
+             "yes" if b.get("in_sync") else "no", _lag_text(b), number_text(b.get("committed_position")), size,
+             b.get("reason") or "")
         )  # fmt: skip
     _table(None, columns, rows)
     for topic in status.get("topics", []):

@@ -370,6 +370,9 @@ class Client:
     def status(self) -> dict[str, Any]:
         return self._run(self._inner.status())
 
+    def cluster_status(self) -> dict[str, Any]:
+        return self._run(self._inner.cluster_status())
+
 
 async def _made(brokers: str | None, settings: dict[str, Any]) -> core.Client:
     return core.Client(brokers, **settings)

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from firn.batch import Buffer
+from firn.client.clusterstatus import cluster_status
 from firn.client.feed import PAGE_BYTES, PREFETCH_BYTES, Source
 from firn.client.gets import Gets
 from firn.client.groups import GroupOffset, commit_offsets, fetch_offsets
@@ -25,6 +26,7 @@ from firn.tls import find_credentials
 TIMEOUT_S = 30.0
 TOPICS_PAGE = 1000
 POLL_S = 0.2
+STATUS_SHARE = 3  # a broker that is frozen may take this part of the time: there may be more of them to ask
 
 
 class Client:
@@ -340,8 +342,21 @@ class Client:
         await self._transport.request("DELETE", path_of("topics", topic, "compaction"))
 
     async def status(self) -> dict[str, Any]:
-        """The document of ``firn status -o json``."""
+        """What one broker, the preferred one, says of itself and of its topics."""
         return _mapping((await self._transport.request("GET", path_of("status"))).document())
+
+    async def cluster_status(self) -> dict[str, Any]:
+        """The document of ``firn status -o json``: all brokers that are known here, and those that these know.
+
+        Errors: that of the first address, when no broker answers. One alone that does not is a row of its own.
+        """
+        transport = self._transport
+        seconds = transport.timeout / STATUS_SHARE
+
+        async def ask(address: str) -> Any:
+            return (await transport.ask_once(address, path_of("status"), seconds=seconds)).document()
+
+        return await cluster_status(transport.addresses.in_turn(), ask)
 
 
 def _mapping(document: Any) -> dict[str, Any]:

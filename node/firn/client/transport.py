@@ -223,6 +223,26 @@ class Transport:
 
         return await self.retried(attempt, what=f"{method} {path}", timeout=timeout)
 
+    async def ask_once(
+        self, address: str, path: str, *, method: str = "GET", body: Any = None, seconds: float
+    ) -> Answer:
+        """One broker's answer to one request, which is not repeated.
+
+        Errors: what the broker answered; Unavailable and Timeout when it did not; Invalid when the token may not go
+        there.
+        """
+        self._credentials.check_address(address)
+        data = None if body is None else json.dumps(body).encode()
+
+        async def ask(at: str) -> Answer:
+            return await self._once(at, method, path, data, {})
+
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._at_one(address, ask)
+        except TimeoutError:
+            raise Timeout(f"{address}: no answer within {seconds:g} s") from None
+
     async def bulk(
         self,
         path: str,

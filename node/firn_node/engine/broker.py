@@ -500,14 +500,16 @@ class Broker:
         return await self._groups.fetch(group, self.core.catalogue.named(topic))
 
     def status(self, *, limit: int = 1000) -> dict[str, Any]:
-        """The ``brokers`` and ``topics`` of ``firn status -o json``; at most ``limit`` topics and partitions of each."""
+        """This broker's part of ``firn status -o json``; at most ``limit`` topics and partitions of each."""
         topics = [
             status.topic_row(self.core, self.partitions, t, list(range(min(t.spec.partitions, limit))))
             for t in self.topics(limit=limit)
         ]
-        place = status.place_of(self.core, self.group, self._clock.monotonic())
+        now = self._clock.monotonic()
+        place = status.place_of(self.core, self.group, now)
         return {
             "brokers": [status.broker_row(self.core, state=self._state, address=self.address, place=place)],
+            "groups": status.group_rows(self.group, now),
             "topics": topics,
         }
 

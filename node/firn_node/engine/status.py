@@ -1,4 +1,7 @@
-"""What ``firn status`` shows: the broker, and every partition of every topic."""
+"""What a broker's own status shows: itself, the record of its group, and every partition of every topic.
+
+``firn status`` puts the ones of all brokers together (``firn.client.clusterstatus``).
+"""
 
 import os
 from dataclasses import dataclass
@@ -12,6 +15,8 @@ from firn_node.engine.partitions import Partitions
 
 if TYPE_CHECKING:
     from firn_node.replication.driver import GroupDriver
+    from firn_node.replication.record import LogId
+    from firn_node.replication.state import State
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +27,9 @@ class Place:
     epoch: int
     is_in_sync: bool
     committed: int
-    lag_bytes: int = 0
-    lag_seconds: float = 0.0
+    lag_bytes: int | None = 0  # None: no master tells of its log
+    lag_seconds: float | None = 0.0
+    trouble: str | None = None
 
 
 def place_of(core: Core, group: "GroupDriver | None", now: float) -> Place:
@@ -32,17 +38,60 @@ def place_of(core: Core, group: "GroupDriver | None", now: float) -> Place:
     from firn_node.replication.state import Role
 
     state = group.state
-    record, following = state.record, state.following
-    if state.role in (Role.MASTER, Role.RESIGNING):
-        role = "master"
-    else:
-        role = "standby" if state.role in (Role.STANDBY, Role.CANDIDATE) else "none"
+    record = state.record
     is_in_sync = record is not None and state.me.log_id in record.in_sync
-    if following is None:
-        return Place(role, state.epoch, is_in_sync, state.committed)
-    lag_seconds = max(0.0, now - following.progress_at)
-    lag_bytes = max(0, following.whole - state.log.durable)
-    return Place(role, state.epoch, is_in_sync, state.committed, lag_bytes, round(lag_seconds, 3))
+    if state.role in (Role.MASTER, Role.RESIGNING):
+        return Place("master", state.epoch, is_in_sync, state.committed, trouble=group.trouble)
+    role = "standby" if state.role in (Role.STANDBY, Role.CANDIDATE) else "none"
+    return Place(role, state.epoch, is_in_sync, state.committed, *_own_lag(state, now), group.trouble)
+
+
+def _own_lag(state: "State", now: float) -> tuple[int | None, float | None]:
+    """Bytes and seconds that a standby lacks of what its master has told of; None: no master has."""
+    following, log = state.following, state.log
+    if following is None or following.end == 0:
+        return None, None
+    lag_bytes = max(following.end, log.written) - log.durable
+    seconds = now - max(following.caught_up_at, state.started_at)
+    return lag_bytes, round(seconds, 3) if lag_bytes else 0.0
+
+
+def group_rows(group: "GroupDriver | None", now: float) -> list[dict[str, Any]]:
+    """The record of the broker's group as it knows it, with how far each member is, where it is the master."""
+    if group is None or (record := group.state.record) is None:
+        return []
+    master = record.members.get(record.master.log_id) if record.master is not None else None
+    members = [
+        {
+            "node": member.node, "address": member.address, "ordinal": member.ordinal, "log_id": log_id,
+            "in_sync": log_id in record.in_sync, **_lag_of(group.state, log_id, now),
+        }
+        for log_id, member in record.members.items()
+    ]  # fmt: skip
+    return [
+        {
+            "group": int(record.group_id),
+            "version": record.version,
+            "epoch": record.epoch,
+            "master": master.node if master is not None else None,
+            "forced_epoch": record.forced_epoch,
+            "members": sorted(members, key=lambda member: (member["ordinal"], member["node"])),
+        }
+    ]
+
+
+def _lag_of(state: "State", log_id: "LogId", now: float) -> dict[str, Any]:
+    """What a member lacks, as its master knows; None where nobody knows."""
+    mastery = state.mastery
+    if mastery is None:
+        return {"lag_bytes": None, "lag_seconds": None}
+    if log_id == state.me.log_id:
+        return {"lag_bytes": 0, "lag_seconds": 0.0}
+    heard = state.heard.get(log_id)
+    is_heard = heard is not None and heard.epoch == mastery.epoch
+    lag_bytes = max(0, state.log.written - heard.durable) if heard is not None and is_heard else None
+    seconds = now - mastery.caught_up_at.get(log_id, mastery.since)
+    return {"lag_bytes": lag_bytes, "lag_seconds": 0.0 if lag_bytes == 0 else round(seconds, 3)}
 
 
 def broker_row(core: Core, *, state: str, address: str, place: Place) -> dict[str, Any]:
@@ -63,7 +112,7 @@ def broker_row(core: Core, *, state: str, address: str, place: Place) -> dict[st
         "state": state,
         "read_only": health.read_only is not None or health.failed is not None,
         "insecure": core.settings.insecure,
-        "reason": health.reason,
+        "reason": health.reason or place.trouble,
     }
 
 

@@ -325,8 +325,14 @@ class GroupDriver:
         """Take a replica out of the group, for good."""
         self.feed(ev.RemovalAsked(log_id))
 
+    @property
+    def trouble(self) -> str | None:
+        """Why it takes no part in its group, or what keeps it from doing so well."""
+        troubles = "; ".join(self.troubles.values())
+        return self.failed or self.state.stop_reason or self._coordination.trouble or troubles or None
+
     def status(self) -> dict[str, Any]:
-        """The replica's row of ``firn status``, as plain values."""
+        """What the replica knows, for who looks for a fault, as plain values; ``firn status``: ``engine.status``."""
         state, record = self.state, self.state.record
         heard = state.heard if state.mastery is not None else {}
         return {
@@ -337,7 +343,7 @@ class GroupDriver:
             "start": state.log.start, "written": state.log.written, "durable": state.log.durable,
             "committed": state.committed, "dispatched": state.dispatched, "is_unclean": state.stored.is_unclean,
             "lag_bytes": {log_id: max(0, state.log.written - found.durable) for log_id, found in heard.items()},
-            "reason": self.failed or state.stop_reason or self._coordination.trouble or "; ".join(self.troubles.values()),
+            "reason": self.trouble or "",
             "connections": self.peers.status(),
         }  # fmt: skip
 

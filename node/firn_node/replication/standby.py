@@ -28,7 +28,7 @@ from firn_node.replication.messages import (
     Welcome,
 )
 from firn_node.replication.record import LogId
-from firn_node.replication.state import Following, Phase, Role
+from firn_node.replication.state import Following, Mark, Phase, Role
 from firn_node.replication.turn import Turn
 
 
@@ -209,6 +209,7 @@ def on_durable(turn: Turn, event: Durable) -> None:
     following = turn.state.following
     if following is not None and following.phase is Phase.FOLLOWING:
         note_whole(turn)
+        note_catch_up(turn)
         report(turn)
     turn.dispatch()
 
@@ -219,13 +220,24 @@ def note_whole(turn: Turn) -> None:
         turn.want(is_unclean=False)
 
 
+def note_catch_up(turn: Turn) -> None:
+    """How far behind in seconds: one end of the master at a time is waited for, then the next."""
+    sample = turn.following.sample
+    if sample is not None and turn.log.durable >= sample.end:
+        turn.update_following(sample=None, caught_up_at=sample.at)
+
+
 def on_committed(turn: Turn, message: Committed) -> None:
     if not turn.rules.takes_committed(turn.state, message):
         return
     following = turn.state.following
     if following is not None:
         is_whole = turn.log.written >= message.end
-        turn.update_following(heard_at=turn.now, progress_at=turn.now if is_whole else following.progress_at)
+        turn.update_following(
+            heard_at=turn.now, progress_at=turn.now if is_whole else following.progress_at,
+            end=message.end, sample=following.sample or Mark(turn.now, message.end),
+        )  # fmt: skip
+        note_catch_up(turn)
     position = Position(min(message.position, turn.log.written))
     if position > turn.state.committed:
         turn.update(committed=position)

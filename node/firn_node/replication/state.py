@@ -232,6 +232,14 @@ class Phase(Enum):
     FOLLOWING = "following"
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Where the master's log ended at a moment: what a replica holds, in seconds."""
+
+    at: float
+    end: Position
+
+
 @dataclass(frozen=True)
 class Following(Copied):
     master: LogId
@@ -241,8 +249,11 @@ class Following(Copied):
     cut: Position
     whole: Position  # the master's end at the handshake: with it, nothing that it had is missing
     heard_at: float
-    progress_at: float  # the last time when all was here that the master had told of
+    progress_at: float  # the last time when the log grew, or all was here that the master had told of
     reported_at: float = NEVER
+    end: Position = LOG_BEGIN  # the master's, as last told
+    sample: Mark | None = None  # one of the ends told of, until it is durable here
+    caught_up_at: float = NEVER  # when a sample was told of that has become durable here since
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,14 +262,6 @@ class Candidacy:
     is_forced: bool
     answers: Mapping[LogId, Answer] = field(hash=False)
     has_asked: bool = False  # the compare-and-set is out
-
-
-@dataclass(frozen=True, slots=True)
-class Mark:
-    """Where the master's log ended at a moment: what a replica holds, in seconds."""
-
-    at: float
-    end: Position
 
 
 @dataclass(frozen=True, slots=True)
