@@ -63,10 +63,11 @@ def of(kind: type, ordered: list[ev.Action]) -> list[Any]:
 
 
 def greeted() -> tuple[State, Handshake]:
-    """A standby that has said Hello to the master."""
+    """A standby that has said Hello to the master, and has nothing left to store."""
     state, ordered = steps(started(), ev.RecordRead(RECORD))
     (hello,) = of(Hello, ordered)
     assert hello.header.handshake is not None
+    state, _ = steps(state, stored(ordered))
     return state, hello.header.handshake
 
 
@@ -134,6 +135,19 @@ def test_a_node_with_an_empty_log_makes_the_first_record_and_is_its_master() -> 
     assert not of(ev.AppendEpochStart, ordered), "the epoch is not durable yet"
     state, ordered = steps(state, stored(ordered))
     assert of(ev.AppendEpochStart, ordered) == [ev.AppendEpochStart(Epoch(1))]
+
+
+def test_on_a_slow_disk_only_the_newest_facts_wait_to_be_stored() -> None:
+    state, first = steps(started(), ev.RecordRead(RECORD))
+    (storing,) = of(ev.StoreMeta, first)
+    changes = [replace(RECORD, version=6 + n, epoch=Epoch(3 + n)) for n in range(20)]
+    state, ordered = steps(state, *(ev.RecordRead(record) for record in changes))
+    assert not of(ev.StoreMeta, ordered), "one is under way"
+    state, ordered = steps(state, ev.MetaStored(storing.meta))
+    (newest,) = of(ev.StoreMeta, ordered)
+    assert newest.meta.version == 25
+    state, ordered = steps(state, ev.MetaStored(newest.meta))
+    assert not of(ev.StoreMeta, ordered)
 
 
 def test_a_process_does_not_act_in_an_epoch_that_its_predecessor_asked_for() -> None:
@@ -219,8 +233,9 @@ def test_a_standby_without_an_epoch_in_common_is_rebuilt() -> None:
 
 def test_an_empty_log_begins_anew_under_a_master_whose_log_begins_earlier() -> None:
     blank = Startup(Meta(), LogView())
-    state, ordered = steps(started(blank), ev.RecordRead(RECORD))
-    state, ordered = steps(state, welcome(of(Hello, ordered)[0].header.handshake, 16))
+    state, seen = steps(started(blank), ev.RecordRead(RECORD))
+    state, _ = steps(state, stored(seen))
+    state, ordered = steps(state, welcome(of(Hello, seen)[0].header.handshake, 16))
     state, ordered = steps(state, stored(ordered))
     assert of(ev.BeginLog, ordered) == [ev.BeginLog(Position(16))]
     state, ordered = steps(state, ev.Tick(), now=10.0)

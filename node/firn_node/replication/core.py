@@ -256,7 +256,8 @@ def _take_over(turn: Turn, sent_at: float) -> None:
 
 
 def on_meta_stored(turn: Turn, event: MetaStored) -> None:
-    turn.update(stored=event.meta)
+    turn.update(stored=event.meta, is_storing=False)
+    turn.store_wanted()
     election.answer_fence(turn)
     if turn.state.mastery is not None:
         mastership.begin_epoch(turn)

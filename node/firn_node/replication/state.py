@@ -309,7 +309,7 @@ class State(Copied):
     timing: Timing
     role: Role
     epoch: Epoch  # the highest seen
-    wanted: Meta  # being stored
+    wanted: Meta  # being stored, or next
     stored: Meta
     log: LogView
     committed: Position
@@ -319,6 +319,7 @@ class State(Copied):
     has_interval: bool
     old_process_is_dead: bool
     started_at: float
+    is_storing: bool = False  # until MetaStored no further StoreMeta is ordered
     is_cutting: bool = False  # until LogCut nothing is appended, and no log is shown to anyone
     record: GroupRecord | None = None  # the newest seen
     record_at: float = NEVER  # when that version was first seen

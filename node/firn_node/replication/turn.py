@@ -112,9 +112,15 @@ class Turn:
 
     def want(self, **changes: Any) -> None:
         """Store facts in the data folder, if they are not there or on their way."""
-        wanted = replace(self.state.wanted, **changes)
-        if wanted != self.state.wanted:
-            self.update(wanted=wanted)
+        self.update(wanted=replace(self.state.wanted, **changes))
+        self.store_wanted()
+
+    def store_wanted(self) -> None:
+        """One at a time: what is wanted meanwhile is stored as a whole after it, so that on a slow disk the
+        newest facts wait for one write, however often they changed."""
+        wanted = self.state.wanted
+        if not self.state.is_storing and wanted != self.state.stored:
+            self.update(is_storing=True)
             self.do(StoreMeta(wanted))
 
     def dispatch(self) -> None:
