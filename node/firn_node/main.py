@@ -67,14 +67,19 @@ async def run_broker(settings: BrokerSettings, topics: Sequence[TopicDocument], 
     stopping = asyncio.Event()
     _stop_on_signals(stopping)
     async with _coordinator(settings) as coordinator:
-        broker = Broker(settings, coordinator=coordinator, dialling=_dialling(settings))
-        await broker.start()
-        try:
-            if broker.group is None:
-                await _apply(broker, topics, announcer)
-            await _serve(broker, settings, topics, announcer, stopping)
-        finally:
-            await broker.stop()
+        while not stopping.is_set():
+            broker = Broker(settings, coordinator=coordinator, dialling=_dialling(settings))
+            await broker.start()
+            try:
+                if broker.group is None:
+                    await _apply(broker, topics, announcer)
+                await _serve(broker, settings, topics, announcer, stopping)
+            except Unavailable:
+                if not broker.starts_anew:
+                    raise
+                announcer.warn("this replica starts anew; it gets what is missing from its master")
+            finally:
+                await broker.stop()
     announcer.say("stopped")
 
 
@@ -175,9 +180,11 @@ async def _answer(
 
     Errors: as ``_until_stopped_or_failed``; Invalid for a topic that cannot become what its file says.
     """
-    while not broker.is_ready() and not stopping.is_set():
+    has_failed = asyncio.create_task(broker.failed())
+    while not (broker.is_ready() or stopping.is_set() or has_failed.done()):
         await asyncio.sleep(READY_POLL_S)
-    if not stopping.is_set():
+    has_failed.cancel()
+    if broker.is_ready() and not stopping.is_set():
         if broker.group is not None and broker.group.is_master:
             await _apply(broker, topics, announcer)
         announcer.ready(address)

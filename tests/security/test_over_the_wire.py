@@ -67,6 +67,7 @@ NEEDS = {
     ("GET", "/v1/groups/{group}/offsets/{topic}"): READ,
     ("PUT", "/v1/groups/{group}/offsets/{topic}"): READ,
     ("GET", "/v1/status"): KNOWN,
+    ("POST", "/v1/rebuild"): ADMIN,
     ("GET", "/healthz"): OPEN,
     ("GET", "/readyz"): OPEN,
     ("GET", "/metrics"): ADMIN,

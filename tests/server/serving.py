@@ -21,6 +21,7 @@ from firn.errors import (
     BadOffset,
     Conflict,
     FirnError,
+    Invalid,
     MalformedBatch,
     NotFound,
     SnapshotExpired,
@@ -267,6 +268,9 @@ class StandIn:
     async def fetch_offsets(self, group: str, topic: str) -> dict[int, tuple[int, int | None]]:
         self.topic(topic)
         return self.committed.get((group, topic), {})
+
+    async def rebuild(self, reason: str) -> None:
+        raise Invalid("this broker is no replica of a group")
 
     def status(self, *, limit: int = 1000) -> dict[str, Any]:
         return {"brokers": [{"node": "n", "read_only": False, "epoch": 1}], "topics": []}

@@ -3,7 +3,7 @@
 Everything runs on the event loop but for syncs, index flushes, sealing, compaction and key query files, which
 have threads of their own. Start, in order:
 
-1. lock the folder, read or make its identity;
+1. lock the folder, empty it if it is to start anew, read or make its identity;
 2. open the partition index: its checkpoint tells how far dispatch is durable;
 3. open the commit log, verified from there on, torn tail cut;
 4. load the catalogue from ``__topics``;
@@ -28,6 +28,7 @@ from firn.batch import Batch, Buffer
 from firn.errors import (
     Corrupt,
     FirnError,
+    Invalid,
     InvariantBroken,
     MalformedBatch,
     NotFound,
@@ -74,6 +75,7 @@ from firn_node.engine.topics import Topics
 from firn_node.filecache import FileCache
 from firn_node.index import open_index
 from firn_node.log import CommitLog, KeyQueryIndex
+from firn_node.rebuild import folder
 from firn_node.settings import BrokerSettings
 
 if TYPE_CHECKING:
@@ -142,6 +144,7 @@ class Broker:
                 f"data folder {data} is in use by another process; stop that one first"
             ) from error
         try:
+            folder.carry_out(disk, data)
             await self._open(data)
         except BaseException:
             self._closing.close()
@@ -290,6 +293,27 @@ class Broker:
         self._closing.close()
         self._state = "stopped"
         self._stopped.set()
+
+    async def rebuild(self, reason: str) -> None:
+        """Let this standby start anew, as a blank one under another log_id; this process ends its part in the group.
+
+        *Effects*: the order is durable on return, the master is told. *Errors*: Invalid for a master and for a
+        broker of its own; Unavailable while no other replica is known to be in sync.
+        """
+        self._check_serving()
+        group = self.group
+        if group is None:
+            raise Invalid("this broker is no replica of a group: there is nobody to rebuild it from")
+        if group.state.mastery is not None:
+            raise Invalid("this node is the master of its group: hand over first (`firn switchover`)")
+        if not group.has_others_in_sync:
+            raise Unavailable("no other replica is known to be in sync: nobody could give the records back")
+        group.damaged(f"a rebuild was asked for: {reason}")
+
+    @property
+    def starts_anew(self) -> bool:
+        """This process has ended its part in the group, and the next one begins with an empty folder."""
+        return folder.is_ordered(self._disk, self.settings.data)
 
     def is_ready(self) -> bool:
         if self._state != "serving" or self.core.health.failed is not None:

@@ -11,7 +11,6 @@ with it all before it; it takes writes once that is dispatched.
 
 import asyncio
 import logging
-from collections.abc import Callable
 from typing import Protocol
 
 from firn.errors import FirnError, InvariantBroken
@@ -22,6 +21,7 @@ from firn_node.engine.dispatcher import Dispatcher
 from firn_node.engine.groupcommits import GroupCommits
 from firn_node.engine.lookup import Lookup
 from firn_node.engine.partitions import Partitions
+from firn_node.rebuild import folder
 from firn_node.replication.state import Role
 
 _log = logging.getLogger(__name__)
@@ -34,6 +34,8 @@ class Group(Protocol):
 
     @property
     def role(self) -> Role: ...
+    @property
+    def has_others_in_sync(self) -> bool: ...
     def dispatched(self, position: int) -> None: ...
     def topics_changed(self, *, largest_min_in_sync: int, has_interval: bool) -> None: ...
     def rebuilt(self) -> None: ...
@@ -62,7 +64,6 @@ class Replica:
         self._later: asyncio.TimerHandle | asyncio.Handle | None = None
         self._topics_told = -1
         self._group: Group
-        self.gave_up: Callable[[str], None] = lambda reason: None  # this folder is to be rebuilt
 
     def join(self, group: Group) -> None:
         """Before its first order."""
@@ -97,7 +98,13 @@ class Replica:
         self._core.dispatched_position = self._target = start
 
     def rebuild(self, reason: str, *, keeps_tail: bool) -> None:
-        self.gave_up(reason)
+        """Order the next process of this folder to start anew, unless that would destroy the only copy."""
+        if not self._group.has_others_in_sync:
+            _log.error("no other replica is in sync: this folder is kept as it is, although %s", reason)
+            return
+        core = self._core
+        wanted = folder.Order(reason, core.identity.log_id, keeps_tail)
+        folder.order(core.disk, core.settings.data, wanted)
 
     def stopped(self, reason: str, *, is_bug: bool) -> None:
         self._core.health.fail(reason)

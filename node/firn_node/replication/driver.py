@@ -219,6 +219,12 @@ class GroupDriver:
         return self.state.role is Role.MASTER
 
     @property
+    def has_others_in_sync(self) -> bool:
+        """Another replica holds everything that was ever acknowledged, by the newest record seen."""
+        record = self.state.record
+        return record is not None and bool(record.in_sync - {self.me.log_id})
+
+    @property
     def is_settled(self) -> bool:
         """A master that takes writes and answers reads, or a standby that follows one."""
         state = self.state

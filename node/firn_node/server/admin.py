@@ -237,6 +237,16 @@ def _security_document(context: Context) -> dict[str, Any]:
     }
 
 
+async def post_rebuild(context: Context, call: Call) -> web.StreamResponse:
+    """Let this replica start anew from its master."""
+    call.query.finish()
+    reason = (await _body(context, call, "reason")).get("reason", "")
+    if not isinstance(reason, str) or not reason.strip():
+        raise Invalid("body: reason: say in a few words why")
+    await context.broker.rebuild(reason.strip()[:200])
+    return answer(call.http, {"rebuild": "ordered"}, status=202)
+
+
 async def get_health(context: Context, call: Call) -> web.StreamResponse:
     """The process answers: that is all it says."""
     return answer(call.http, {"status": "ok"})
@@ -267,6 +277,7 @@ ROUTES = [
     Route("GET", "/v1/groups/{group}/offsets/{topic}", get_offsets, Action.READ),
     Route("PUT", "/v1/groups/{group}/offsets/{topic}", put_offsets, Action.READ),
     Route("GET", "/v1/status", get_status, Action.KNOWN),
+    Route("POST", "/v1/rebuild", post_rebuild, Action.ADMIN),
     Route("GET", "/healthz", get_health, Action.OPEN),
     Route("GET", "/readyz", get_ready, Action.OPEN),
 ]
