@@ -57,7 +57,9 @@ class CloseCode(IntEnum):
 
 
 _WHOLE_BINARY: Final = _FINAL | Opcode.BINARY.value
-_SHORT, _LONG = struct.Struct(">BBH"), struct.Struct(">BBQ")
+# Heads of frames by the width of their size; and with the key 0 behind, of a client's.
+_HEADS = struct.Struct(">BB"), struct.Struct(">BBH"), struct.Struct(">BBQ")
+_HEADS_MASKED = struct.Struct(">BB4x"), struct.Struct(">BBH4x"), struct.Struct(">BBQ4x")
 
 
 def accept_key(key: str) -> str:
@@ -119,14 +121,12 @@ def _refusal(first: str, body: bytes) -> FirnError:
 
 def frame_head(bits: int, size: int, *, is_masked: bool) -> bytes:
     """The bytes before a payload of ``size``."""
-    mask = _MASKED if is_masked else 0
+    mask, heads = (_MASKED, _HEADS_MASKED) if is_masked else (0, _HEADS)
     if size < 126:
-        head = bytes((bits, mask | size))
-    elif size < 1 << 16:
-        head = _SHORT.pack(bits, mask | 126, size)
-    else:
-        head = _LONG.pack(bits, mask | 127, size)
-    return head + _NO_MASK if is_masked else head
+        return heads[0].pack(bits, mask | size)
+    if size < 1 << 16:
+        return heads[1].pack(bits, mask | 126, size)
+    return heads[2].pack(bits, mask | 127, size)
 
 
 class WebSocket:
@@ -205,8 +205,11 @@ class WebSocket:
 
     # Receiving.
 
-    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """Take what arrived. *Shape*: as aiohttp asks its parsers: never at an end, nothing left."""
+    def feed_data(self, data: bytes | memoryview) -> tuple[bool, bytes]:
+        """Take what arrived, which need not last longer than this call.
+
+        *Shape*: as aiohttp asks its parsers: never at an end, nothing left.
+        """
         self._heard, self._pinged = self._loop.time(), None
         try:
             if not self._rest:

@@ -4,6 +4,9 @@ Messages leave whole, one after another, so that pipelined produces arrive in th
 that does not fit into the transport at once waits in ``_leaving`` with all behind it, and goes on when there is
 room again, whoever may have lost interest meanwhile. An answer is handled in the turn of the event loop that brought
 it. When the connection ends, every open exchange ends with ``Unavailable``; who asked decides whether to ask again.
+
+What arrives goes into memory of this connection that is used again: asyncio's loop would map 256 KiB anew for each
+read, cut them to size and unmap them, which costs a small answer more than all that is done with it.
 """
 
 import asyncio
@@ -28,12 +31,13 @@ HEARTBEAT_S = 20.0
 ANSWER_BYTES_MAX = 512 << 20
 OPEN_ANSWERS_MAX = 1 << 16
 FRAME_READ_MAX = 4 << 20
+READ_BYTES = 256 << 10
 
 Handler = Callable[["Message | FirnError"], None]
 Parts = tuple[bytes] | tuple[bytes, memoryview]  # of one frame
 
 
-class Stream(asyncio.Protocol):
+class Stream(asyncio.BufferedProtocol):
     """A connection. ``is_open`` turns false for good when it ends."""
 
     def __init__(self, address: str) -> None:
@@ -41,6 +45,7 @@ class Stream(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._handlers: dict[int, Handler] = {}
         self._next_id = 1
+        self._read_room = memoryview(bytearray(READ_BYTES))
         self._assembler = Assembler(bytes_max=ANSWER_BYTES_MAX, open_max=OPEN_ANSWERS_MAX)
         self._reason: FirnError | None = None
         self._transport: asyncio.Transport | None = None
@@ -225,11 +230,15 @@ class Stream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._read_room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        data = self._read_room[:nbytes]
         if self._socket is not None:
             self._socket.feed_data(data)
         elif self._handshake is not None:
-            self._shaking(self._handshake, data)
+            self._shaking(self._handshake, bytes(data))
 
     def _shaking(self, answer: Handshake, data: bytes) -> None:
         assert self._transport is not None, "data come after the connection was made"
