@@ -49,6 +49,8 @@ Extras = dict[int, tuple[str | None, dict[str, str]]]
 
 def pack_keys(keys: Sequence[bytes]) -> bytes:
     """The data of a GET."""
+    if len(keys) == 1:
+        return len(keys[0]).to_bytes(4, "little") + keys[0]
     return np.fromiter(map(len, keys), "<i4", len(keys)).tobytes() + b"".join(keys)
 
 

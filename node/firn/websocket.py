@@ -253,18 +253,20 @@ class WebSocket:
                 if size > self._bytes_max:
                     self.close(CloseCode.TOO_LARGE, f"a frame of {size} bytes; at most {self._bytes_max}")
                     break
-            key = _NO_MASK
+            masked_at = body
             if second & _MASKED:
-                key, body = bytes(data[body : body + 4]), body + 4
+                body += 4
             at_next = body + size
             if at_next > end:
                 self._rest_bytes = at_next - at
                 break
-            payload: bytes | memoryview = memoryview(data)[body:at_next]
-            if key != _NO_MASK:
+            payload: bytes | memoryview
+            if size < _VIEWED_BYTES_MIN:
+                payload = bytes(data[body:at_next])
+            else:
+                payload = memoryview(data)[body:at_next]
+            if second & _MASKED and (key := bytes(data[masked_at:body])) != _NO_MASK:
                 payload = unmasked(bytes(payload), key)
-            elif size < _VIEWED_BYTES_MIN:
-                payload = bytes(payload)
             at = at_next
             if bits == _WHOLE_BINARY and self._begun is None:
                 self._take(Opcode.BINARY, payload)

@@ -100,6 +100,8 @@ class Message:
     data: Buffer = b""
 
 
+_OPS = frozenset(op.value for op in Op)  # plain numbers: asking the enum costs more than unpacking a frame
+
 # Room for the array, its numbers and the head of ``data``; a larger ``meta`` takes room from ``data``.
 _HEAD_BYTES = 64
 _DATA_BYTES = FRAME_BYTES_MAX - _HEAD_BYTES
@@ -130,6 +132,24 @@ def frame_parts(
 
 
 _BIN8, _BIN16, _BIN32 = 0xC4, 0xC5, 0xC6  # msgpack: bytes, behind a length of so many bits
+_ARRAY_OF_4, _UINT32 = 0x94, 0xCE
+_SMALL_HEAD = struct.Struct(">BBBI")
+EMPTY_META = msgpack.packb({})
+SMALL_BYTES_MAX = 4096  # of the data of a ``small_frame``
+
+
+def small_frame(op: int, id: int, packed_meta: bytes, data: Buffer) -> bytes:
+    """The one frame of a small message, whose meta of a few fields is packed already: a third of what ``frames`` costs.
+
+    *Shape*: as msgpack has it, but the id takes 32 bits even where fewer would do.
+    """
+    if 0 <= id < 1 << 32:
+        head = _SMALL_HEAD.pack(_ARRAY_OF_4, op, _UINT32, id)
+    else:
+        head = bytes((_ARRAY_OF_4, op)) + msgpack.packb(id)
+    size = len(data)
+    of_data = (_BIN8, size) if size < 1 << 8 else (_BIN16, size >> 8, size & 0xFF)
+    return b"".join((head, packed_meta, bytes(of_data), data))
 
 
 def _with_data(without_data: bytes, data: memoryview) -> tuple[bytes, memoryview]:
@@ -241,7 +261,7 @@ def _parse_frame(frame: bytes | memoryview) -> tuple[int, int, dict[str, Any], b
         raise Invalid(f"frame: id: expected an integer, found {id!r}")
     if not isinstance(op, int) or not isinstance(meta, dict) or not isinstance(data, bytes):
         raise Invalid("frame: expected [integer, integer, map, bytes]", id=id)
-    if op not in Op.__members__.values():
+    if op not in _OPS:
         raise Invalid(f"frame: op {op} is unknown", id=id)
     return op, id, meta, data
 

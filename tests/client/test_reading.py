@@ -325,3 +325,40 @@ def test_what_cannot_be_decoded_ends_the_reader_and_no_position_passes_it(way: s
         assert reader.positions()[0].offset == (0 if way == "arrow" else 1)
 
     with_broker(work)
+
+
+def test_who_gets_one_key_at_a_time_does_not_wait_for_the_end_of_the_turn() -> None:
+    async def work(broker: FakeBroker, client: Client) -> None:
+        broker.write("t", 0, [b"a", b"b"], [b"1", b"2"])
+        for _ in range(8):
+            await client.get("t", b"a")
+        found = await asyncio.gather(*(client.get("t", key) for key in (b"a", b"b", b"none", b"a")))
+        assert [r and r.value for r in found] == [b"1", b"2", None, b"1"]
+        assert broker.gets == [1] * 8 + [1, 3]  # the first of the four did not wait for the others
+        found = await asyncio.gather(*(client.get("t", key) for key in (b"a", b"b", b"a")))
+        assert broker.gets[10:] == [3]
+
+    with_broker(work)
+
+
+def test_each_of_several_gets_that_nobody_answers_ends_in_its_own_time() -> None:
+    async def work(broker: FakeBroker, client: Client) -> None:
+        broker.write("t", 0, [b"a"], [b"1"])
+        for _ in range(8):
+            await client.get("t", b"a")
+        broker.values_max = -1  # says nothing
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+
+        async def ended_after(pause: float) -> float:
+            await asyncio.sleep(pause)
+            asked = loop.time()
+            with pytest.raises(Timeout):
+                await client.get("t", b"a")
+            assert loop.time() - asked >= 0.49
+            return loop.time() - began
+
+        first, second, third = await asyncio.gather(*(ended_after(pause) for pause in (0.0, 0.2, 0.4)))
+        assert first <= second <= third
+
+    with_broker(work, timeout=0.5)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from firn.errors import FirnError, Invalid
 from firn.limits import FRAME_BYTES_MAX
-from firn.wire import Assembler, Message, Op, frames
+from firn.wire import EMPTY_META, SMALL_BYTES_MAX, Assembler, Message, Op, frames, small_frame
 
 SIZES = [0, 1, 200, 255, 256, 65_000, 65_400, 65_471, 65_472, 65_473, 65_537, 130_944, 130_945, 200_000]
 IDS = [0, 1, 127, 128, 255, 256, 65_535, 65_536, (1 << 32) - 1, 1 << 32, (1 << 64) - 1]
@@ -30,6 +30,17 @@ def test_a_message_of_any_size_is_put_together_again(size: int, id: int) -> None
     assert found is not None
     assert (found.op, found.id, bytes(found.data)) == (Op.PRODUCE, id, data[:size])
     assert found.meta["if_offset"] == [None, 3]
+
+
+@pytest.mark.parametrize("size", [0, 1, 255, 256, SMALL_BYTES_MAX])
+@pytest.mark.parametrize("id", [*IDS, -1, -(1 << 63)])
+def test_a_small_frame_says_what_the_frames_of_its_message_say(size: int, id: int) -> None:
+    data, meta = bytes(range(256)) * 20, {"topic": "t", "keys": 1}
+    (plain,) = frames(Op.GET, id, meta, data[:size])
+    small = small_frame(Op.GET, id, msgpack.packb(meta), data[:size])
+    assert msgpack.unpackb(small) == msgpack.unpackb(plain)
+    assert Assembler(bytes_max=1).feed(small) == Message(Op.GET, id, meta, data[:size])
+    assert msgpack.unpackb(small_frame(Op.ACK, id, EMPTY_META, data[:size])) == [Op.ACK, id, {}, data[:size]]
 
 
 def outcome(frame: bytes) -> Any:

@@ -1,14 +1,19 @@
 """The newest records of keys: what is asked for within one turn of the event loop goes out together.
 
-A request costs the broker several times what one more key in it does. So a ``get`` waits for the end of the turn, and a
-long list goes out in a few large parts, of which the broker answers one while the client unpacks another. What many
-tasks ask for in one turn stays one request: two, of which one could be answered while the other's tasks go on, were
-measured to cost the broker half as much again.
+A request costs the broker several times what one more key in it does. So what many tasks ask for goes out at the end
+of the turn, and a long list in a few large parts, of which the broker answers one while the client unpacks another.
+What many tasks ask for in one turn stays one request: two, of which one could be answered while the other's tasks go
+on, were measured to cost the broker half as much again.
+
+Who asks for one key at a time would wait for the end of the turn in vain: after a few requests of one key in a row,
+the next one is written at once while none is under way.
 """
 
 import asyncio
 from collections.abc import Sequence
 from itertools import pairwise
+
+import msgpack
 
 from firn.client.stream import Stream, expect
 from firn.client.transport import Transport
@@ -16,78 +21,139 @@ from firn.errors import FirnError, Timeout
 from firn.limits import FRAME_BYTES_MAX
 from firn.record import Record
 from firn.values import pack_keys, unpack_values
-from firn.wire import Message, Op
+from firn.wire import SMALL_BYTES_MAX, Message, Op
 
 PART_KEYS = 32_768
 PART_BYTES = 1 << 20
 PARTS_AT_ONCE = 3
 _POSTED_BYTES_MAX = FRAME_BYTES_MAX // 2  # of keys: one frame, with room for its head
+_META_OF_ONE_MAX = 1024  # topics whose meta for one key is kept packed
+_ALONE_MIN = 4  # requests of one key in a row that are taken for a habit
 
 Asked = tuple[bytes, "asyncio.Future[Record | None]"]
 
 
+class _Request:
+    """A GET under way: it is called with what comes for it."""
+
+    __slots__ = ("_gets", "asked", "deadline", "topic")
+
+    def __init__(self, gets: "Gets", topic: str, asked: list[Asked], deadline: float) -> None:
+        self._gets = gets
+        self.topic = topic
+        self.asked = asked
+        self.deadline = deadline
+
+    def __call__(self, found: Message | FirnError) -> None:
+        self._gets._settle(self, found)
+
+
 class Gets:
+    """Invariant: requests under way are in the order of their deadlines; the first one's is watched."""
+
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self._asked: dict[str, list[Asked]] = {}  # by topic: what goes out at the end of this turn
+        self._under_way: dict[_Request, None] = {}
+        self._watching: asyncio.TimerHandle | None = None
+        self._alone = 0  # requests of one key since one of several
+        self._metas_of_one: dict[str, bytes] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def one(self, topic: str, key: bytes) -> Record | None:
-        """The newest record of a key."""
+    def one(self, topic: str, key: bytes) -> "asyncio.Future[Record | None]":
+        """The newest record of a key, once it is known."""
+        stream = self._transport.open_stream
+        if self._alone >= _ALONE_MIN and stream is not None and self._may_go_alone(stream):
+            answer: asyncio.Future[Record | None] = stream.loop.create_future()
+            self._post(stream, topic, [(key, answer)])
+            return answer
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Record | None] = loop.create_future()
+        answer = loop.create_future()
         asked = self._asked.get(topic)
         if asked is None:
             asked = self._asked[topic] = []
-            loop.call_soon(self._send, topic)
+            # Where others are under way, their answers of this turn may ask for more: that goes along.
+            loop.call_soon(self._send_next_turn if self._under_way else self._send, topic)
         asked.append((key, answer))
-        return await answer
+        return answer
+
+    def _may_go_alone(self, stream: Stream) -> bool:
+        return not self._under_way and not self._asked and stream.has_room
+
+    def _send_next_turn(self, topic: str) -> None:
+        asyncio.get_running_loop().call_soon(self._send, topic)
 
     def _send(self, topic: str) -> None:
         asked = [(key, answer) for key, answer in self._asked.pop(topic) if not answer.done()]
         if not asked:
             return
+        self._alone = self._alone + 1 if len(asked) == 1 else 0
         stream = self._transport.open_stream
-        data = pack_keys([key for key, _ in asked])
-        if stream is None or not stream.has_room or len(data) > _POSTED_BYTES_MAX:
+        if stream is None or not stream.has_room:
             self._spawn(topic, asked, self._transport.timeout)
         else:
-            self._post(stream, topic, asked, data)
+            self._post(stream, topic, asked)
 
-    def _post(self, stream: Stream, topic: str, asked: list[Asked], data: bytes) -> None:
+    def _post(self, stream: Stream, topic: str, asked: list[Asked]) -> None:
         """Ask without a task. Only what does not go well gets one, for the time that is left."""
-        loop = asyncio.get_running_loop()
         timeout = self._transport.timeout
-        deadline = loop.time() + timeout
-
-        def settle(found: Message | FirnError) -> None:
-            expiry.cancel()
-            if isinstance(found, FirnError):
-                if len(asked) == 1 and not found.retry:
-                    _fail(asked, found)
-                else:
-                    self._spawn(topic, asked, deadline - loop.time())
-                return
-            try:
-                records, later = unpack_values(
-                    topic, [key for key, _ in asked], expect(found, Op.VALUES).data
-                )
-            except FirnError as error:
-                _fail(asked, error)
-                return
-            if later:
-                self._spawn(topic, [asked[at] for at in later], deadline - loop.time())
-            _settle(asked, records, but=later)
-
-        def expire() -> None:
-            _fail(asked, Timeout(f"get from {topic}: no answer within {timeout:g} s"))
-
-        expiry = loop.call_later(timeout, expire)
+        request = _Request(self, topic, asked, stream.loop.time() + timeout)
+        data = pack_keys([key for key, _ in asked])
         try:
-            stream.post(Op.GET, {"topic": topic, "keys": len(asked)}, data, settle)
+            if len(asked) == 1 and len(data) <= SMALL_BYTES_MAX:
+                stream.post_small(Op.GET, self._meta_of_one(topic), data, request)
+            elif len(data) <= _POSTED_BYTES_MAX:
+                stream.post(Op.GET, {"topic": topic, "keys": len(asked)}, data, request)
+            else:
+                self._spawn(topic, asked, timeout)
+                return
         except FirnError:  # the connection has ended since a line ago
-            expiry.cancel()
             self._spawn(topic, asked, timeout)
+            return
+        self._under_way[request] = None
+        if self._watching is None:
+            self._watching = stream.loop.call_at(request.deadline, self._expire)
+
+    def _meta_of_one(self, topic: str) -> bytes:
+        found = self._metas_of_one.get(topic)
+        if found is None:
+            if len(self._metas_of_one) >= _META_OF_ONE_MAX:
+                self._metas_of_one.clear()
+            found = self._metas_of_one[topic] = msgpack.packb({"topic": topic, "keys": 1})
+        return found
+
+    def _expire(self) -> None:
+        """Give up what is under way for too long, and watch the next one."""
+        loop, self._watching = asyncio.get_running_loop(), None
+        for request in list(self._under_way):
+            if request.deadline > loop.time():
+                self._watching = loop.call_at(request.deadline, self._expire)
+                return
+            del self._under_way[request]
+            timeout = self._transport.timeout
+            _fail(request.asked, Timeout(f"get from {request.topic}: no answer within {timeout:g} s"))
+
+    def _settle(self, request: _Request, found: Message | FirnError) -> None:
+        self._under_way.pop(request, None)
+        topic, asked = request.topic, request.asked
+        if isinstance(found, FirnError):
+            if len(asked) == 1 and not found.retry:
+                _fail(asked, found)
+            else:
+                self._spawn(topic, asked, self._left(request))
+            return
+        try:
+            records, later = unpack_values(topic, [key for key, _ in asked], expect(found, Op.VALUES).data)
+        except FirnError as error:
+            _fail(asked, error)
+            return
+        if later:
+            self._spawn(topic, [asked[at] for at in later], self._left(request))
+        _settle(asked, records, but=later)
+
+    def _left(self, request: _Request) -> float:
+        """Seconds until its deadline."""
+        return request.deadline - asyncio.get_running_loop().time()
 
     def _spawn(self, topic: str, asked: list[Asked], timeout: float) -> None:
         task = asyncio.get_running_loop().create_task(self._ask(topic, asked, timeout))
@@ -157,6 +223,10 @@ class Gets:
 
 def _settle(asked: Sequence[Asked], records: Sequence[Record | None], *, but: Sequence[int] = ()) -> None:
     """Hand the records out, but for those that were left out."""
+    if len(asked) == 1 and not but:
+        if not (answer := asked[0][1]).done():
+            answer.set_result(records[0])
+        return
     left_out = set(but)
     for at, ((_, answer), record) in enumerate(zip(asked, records, strict=True)):
         if at not in left_out and not answer.done():

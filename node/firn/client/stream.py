@@ -22,7 +22,7 @@ from firn.batch import Buffer
 from firn.errors import FirnError, InvariantBroken, NotMaster, Timeout, Unavailable, from_document
 from firn.tls import refusal_of
 from firn.websocket import CloseCode, Handshake, Opcode, WebSocket, handshake
-from firn.wire import STREAM_VERSION, Assembler, Message, Op, frame_parts
+from firn.wire import STREAM_VERSION, Assembler, Message, Op, frame_parts, small_frame
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,9 @@ class Stream(asyncio.BufferedProtocol):
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._loop = asyncio.get_running_loop()
-        self._handlers: dict[int, Handler] = {}
+        self.loop = asyncio.get_running_loop()
+        self._askers: dict[int, Handler] = {}  # of exchanges with one answer
+        self._handlers: dict[int, Handler] = {}  # of those with any number
         self._next_id = 1
         self._read_room = memoryview(bytearray(READ_BYTES))
         self._assembler = Assembler(bytes_max=ANSWER_BYTES_MAX, open_max=OPEN_ANSWERS_MAX)
@@ -51,7 +52,7 @@ class Stream(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._socket: WebSocket | None = None
         self._handshake: Handshake | None = None
-        self._greeted: asyncio.Future[None] = self._loop.create_future()
+        self._greeted: asyncio.Future[None] = self.loop.create_future()
         self._is_full = False
         self._hint = ""
         # What has not left, and who waits for it: frames of one message an item.
@@ -79,7 +80,7 @@ class Stream(asyncio.BufferedProtocol):
         try:
             async with asyncio.timeout(timeout):
                 try:
-                    await stream._loop.create_connection(lambda: stream, host, int(port), ssl=tls)
+                    await stream.loop.create_connection(lambda: stream, host, int(port), ssl=tls)
                     await stream._shake_hands(dict(headers or {}))
                     await stream.ask(Op.HELLO, {"version": STREAM_VERSION, "client": client})
                 except BaseException:
@@ -112,7 +113,7 @@ class Stream(asyncio.BufferedProtocol):
 
     async def ask(self, op: int, meta: dict[str, Any] | None = None, data: Buffer = b"") -> Message:
         """The one answer to one message. Errors: what the broker answered, Unavailable when the connection ends."""
-        answer: asyncio.Future[Message] = self._loop.create_future()
+        answer: asyncio.Future[Message] = self.loop.create_future()
 
         def settle(found: Message | FirnError) -> None:
             if answer.done():
@@ -136,13 +137,18 @@ class Stream(asyncio.BufferedProtocol):
         *Shape*: None when it has left; else what is done once it has, and ends as the connection does before.
         Errors: Unavailable when the connection has ended; ``handler`` is not called then.
         """
+        return self._begin(self._new_id(), op, meta, data, handler, self._askers)
+
+    def post_small(self, op: int, packed_meta: bytes, data: Buffer, handler: Handler) -> None:
+        """As ``post``, of what ``small_frame`` takes, while the stream ``has_room``.
+
+        It is written before anything is noted: the broker works on it meanwhile.
+        """
+        self._check_open()
+        assert self._socket is not None, "a connection is greeted before it is used"
         id = self._new_id()
-
-        def settle(found: Message | FirnError) -> None:
-            self._handlers.pop(id, None)
-            handler(found)
-
-        return self._begin(id, op, meta, data, settle)
+        self._socket.send(small_frame(op, id, packed_meta, data))
+        self._askers[id] = handler
 
     async def start(self, op: int, meta: dict[str, Any] | None, data: Buffer, handler: Handler) -> int:
         """Sends a message whose answers go to ``handler``: any number, the last one being an error.
@@ -150,7 +156,7 @@ class Stream(asyncio.BufferedProtocol):
         Errors: Unavailable when the connection has ended; when it ends meanwhile, ``handler`` is told so too.
         """
         id = self._new_id()
-        left = self._begin(id, op, meta, data, handler)
+        left = self._begin(id, op, meta, data, handler, self._handlers)
         if left is not None:
             try:
                 await left
@@ -175,14 +181,15 @@ class Stream(asyncio.BufferedProtocol):
         return id
 
     def _begin(
-        self, id: int, op: int, meta: dict[str, Any] | None, data: Buffer, handler: Handler
-    ) -> "asyncio.Future[None] | None":
+        self, id: int, op: int, meta: dict[str, Any] | None, data: Buffer, handler: Handler,
+        waiting: dict[int, Handler],
+    ) -> "asyncio.Future[None] | None":  # fmt: skip
         self._check_open()
-        self._handlers[id] = handler
+        waiting[id] = handler
         try:
             return self._send(op, id, meta, data)
         except BaseException:
-            self._handlers.pop(id, None)
+            waiting.pop(id, None)
             raise
 
     # Sending.
@@ -194,7 +201,7 @@ class Stream(asyncio.BufferedProtocol):
         parts = frame_parts(op, id, meta, data)
         if not self._leaving and self._write(parts):
             return None
-        left: asyncio.Future[None] = self._loop.create_future()
+        left: asyncio.Future[None] = self.loop.create_future()
         self._leaving.append((parts, left))
         return left
 
@@ -283,7 +290,10 @@ class Stream(asyncio.BufferedProtocol):
             assert self._socket is not None, "it sent the frame"
             self._socket.close(CloseCode.PROTOCOL_ERROR)
             return
-        if message is None or (handler := self._handlers.get(message.id)) is None:
+        if message is None:
+            return
+        handler = self._askers.pop(message.id, None) or self._handlers.get(message.id)
+        if handler is None:
             return
         if message.op == Op.ERROR:
             self._handlers.pop(message.id, None)
@@ -303,7 +313,8 @@ class Stream(asyncio.BufferedProtocol):
             if not left.done():
                 left.set_exception(self._reason)
                 left.exception()  # who waited may have been cancelled: that is no reason for a warning
-        handlers, self._handlers = list(self._handlers.values()), {}
+        handlers = [*self._askers.values(), *self._handlers.values()]
+        self._askers, self._handlers = {}, {}
         for handler in handlers:
             handler(self._reason)
 
