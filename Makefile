@@ -50,8 +50,9 @@ bench: setup  ## measure firn beside Apache Kafka: the table of docs/benchmarks.
 bench-quick: setup  ## the same measurements, small: does the harness still work? (under two minutes)
 	@$(RUN)/python -m benchmarks --quick --json build/bench-quick.json $(BENCH)
 
-drill: setup  ## kill a broker under load 200 times and check that nothing is lost (about ten minutes)
+drill: setup  ## every failure drill: one broker killed 200 times, then the drills of a group (about half an hour)
 	@$(RUN)/python benchmarks/drill_sigkill.py
+	@$(RUN)/firn drill all
 
 simulate: setup  ## run the simulated broker group: SEEDS=1000 new seeds, or one again: SEED=123
 	@PYTHONPATH=tests/support $(RUN)/python -m firn_sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200))

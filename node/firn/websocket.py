@@ -24,6 +24,7 @@ import base64
 import hashlib
 import json
 import struct
+import sys
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Final
@@ -37,6 +38,7 @@ _HEAD_BYTES_MAX = 64 << 10  # of an HTTP answer
 _FINAL, _MASKED = 0x80, 0x80
 _CONTROL_BYTES_MAX = 125
 _NO_MASK = bytes(4)
+AWAITED_PING_S, AWAITED_ANSWER_S = 1.0, 2.0  # below the time in which a group elects another master
 _VIEWED_BYTES_MIN = 4096  # copying less costs no more than a view
 
 
@@ -141,11 +143,13 @@ class WebSocket:
         ended: Callable[[str], None],
         message_bytes_max: int,
         heartbeat_s: float,
+        is_awaited: Callable[[], bool] | None = None,
     ) -> None:
         """``take`` gets each message, a large one as a view of what arrived: who keeps it, copies it. ``ended``: why
-        there will be no more.
+        there will be no more. ``is_awaited``: whether the peer owes an answer; its silence is borne for less time then.
         """
         self._transport = transport
+        self._is_awaited = is_awaited
         self._is_client = is_client
         self._take = take
         self._ended = ended
@@ -160,7 +164,9 @@ class WebSocket:
         self._stall_s: float | None = None
         self._heard = self._loop.time()
         self._pinged: float | None = None  # since something was heard
-        self._watching = self._loop.call_later(heartbeat_s, self._watch)
+        self._watching = self._loop.call_later(
+            heartbeat_s if is_awaited is None else AWAITED_PING_S, self._watch
+        )
 
     @property
     def unfinished_bytes(self) -> int:
@@ -338,18 +344,43 @@ class WebSocket:
         if self._stall_s is not None and now >= self._heard + self._stall_s:
             self.cut(f"nothing came for {self._stall_s:g} s in the middle of a message")
             return
-        if self._pinged is None and now >= self._heard + self._heartbeat_s:
+        ping_after, answer_within = self._patience()
+        if self._pinged is None and now >= self._heard + ping_after:
             self._pinged = now
             self._write(_FINAL | Opcode.PING, b"")
-        if self._pinged is not None and now >= self._pinged + self._heartbeat_s / 2:
+        if self._pinged is not None and now >= self._pinged + answer_within:
             self.cut(f"no sign of life for {now - self._heard:.0f} s")
             return
-        due = (
-            self._heard + self._heartbeat_s if self._pinged is None else self._pinged + self._heartbeat_s / 2
-        )
+        due = self._heard + ping_after if self._pinged is None else self._pinged + answer_within
         if self._stall_s is not None:
             due = min(due, self._heard + self._stall_s)
+        if self._is_awaited is not None:
+            due = min(due, now + AWAITED_PING_S)
         self._watch_in(due - now)
+
+    def _patience(self) -> tuple[float, float]:
+        """How long silence lasts before a ping, and how long until its answer.
+
+        A peer that owes an answer, and has received all that was sent, answers a ping at once unless it is stopped.
+        While something is on its way to it, on a slow link, a ping would come behind that.
+        """
+        if self._is_awaited is not None and self._is_awaited() and not self._is_sending():
+            return AWAITED_PING_S, AWAITED_ANSWER_S
+        return self._heartbeat_s, self._heartbeat_s / 2
+
+    def _is_sending(self) -> bool:
+        """Whether bytes have not reached the peer's machine; True where the system does not say."""
+        if self._transport.get_write_buffer_size() or sys.platform != "linux":
+            return True
+        import fcntl
+        import termios
+
+        own = self._transport.get_extra_info("socket")
+        try:
+            unsent = fcntl.ioctl(own.fileno(), termios.TIOCOUTQ, bytes(4))
+        except OSError:
+            return True
+        return int.from_bytes(unsent, sys.byteorder) > 0
 
     def _watch_in(self, seconds: float) -> None:
         self._watching.cancel()

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
 ONE_GROUP = "this build runs one broker group"
 RESTART_AFTER_MS = 5_000
+DRILL_SECONDS = 15.0
 
 
 def commands(app: typer.Typer) -> None:
-    """Add ``up``, ``token``, ``verify``, ``dump`` and ``index``. The entry point ``firn.commands``."""
+    """Add ``up``, ``token``, ``verify``, ``dump``, ``index`` and ``drill``. The entry point ``firn.commands``."""
     app.command("up", help="Run a broker in the foreground until SIGINT or SIGTERM.")(_with_setting_flags(up))
     app.command("token", help="Make a bearer token, and its entry for the file of --tokens.")(token)
     app.command("verify", help="Audit a stopped broker's data folder; damaged files are named.")(verify)
@@ -36,6 +37,11 @@ def commands(app: typer.Typer) -> None:
     index.command("migrate", help="Rebuild the index of a stopped broker as another kind.")(index_migrate)
     index.callback()(_index)
     app.add_typer(index, name="index")
+    drill = typer.Typer(help="Failure drills.", no_args_is_help=True, rich_markup_mode=None)
+    drill.command("list", help="The drills that there are, and what each passes with.")(drill_list)
+    drill.command("run", help="Run one drill, or all, on a cluster of its own.")(drill_run)
+    drill.command("all", help="Run all drills, one after another.")(drill_all)
+    app.add_typer(drill, name="drill")
 
 
 def _index() -> None:
@@ -249,3 +255,63 @@ def index_migrate(
     if to not in INDEX_KINDS:
         raise typer.BadParameter(f"--to: {to!r} is unknown; expected one of {', '.join(INDEX_KINDS)}")
     print(migrate_index(data, to))
+
+
+def drill_list(output: OutputOption = None) -> None:
+    from firn_node.drills.command import list_drills
+
+    list_drills(as_json=output == "json")
+
+
+SeedOption = Annotated[
+    int | None,
+    typer.Option("--seed", help="Replays a run's choices; else a new one.", show_default=False),
+]
+SecondsOption = Annotated[
+    float, typer.Option("--seconds", min=1.0, help="How long `random` goes on with faults.")
+]
+DrillTtlOption = Annotated[
+    int | None,
+    typer.Option(
+        "--lease-ttl",
+        parser=checked(duration_ms),
+        metavar="DURATION",
+        show_default=False,
+        help="leaseTtl of the drill's group. Default: 3s.",
+    ),
+]
+
+DrillTableOption = Annotated[
+    str | None,
+    typer.Option("--write-table", metavar="FILE", help="Put the results into the table of this file."),
+]
+
+
+def drill_run(
+    name: Annotated[str, typer.Argument(metavar="NAME|all")],
+    seed: SeedOption = None,
+    seconds: SecondsOption = DRILL_SECONDS,
+    lease_ttl: DrillTtlOption = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data", metavar="DIR", help="Work in this new folder and keep it; else a temporary one."
+        ),
+    ] = None,
+    table: DrillTableOption = None,
+    output: OutputOption = None,
+) -> None:
+    """Exit code 1 when something was lost or doubled, or took too long."""
+    from firn_node.drills.command import run_drills
+
+    run_drills(name, seed=seed, seconds=seconds, lease_ttl_ms=lease_ttl, data=data, as_json=output == "json")
+
+
+def drill_all(
+    seed: SeedOption = None,
+    seconds: SecondsOption = DRILL_SECONDS,
+    lease_ttl: DrillTtlOption = None,
+    table: DrillTableOption = None,
+    output: OutputOption = None,
+) -> None:
+    drill_run("all", seed, seconds, lease_ttl, None, table, output)

@@ -23,7 +23,8 @@ from firn_node.settings import BrokerSettings, GroupSettings, MemorySettings, Se
 INDEX_KINDS = ("rocksdb", "files", "mirrored")
 # Variables of the same prefix that are no settings of a broker.
 OTHER_VARIABLES = (
-    "FIRN_BROKER", "FIRN_DEBUG", "FIRN_FAILPOINT", "FIRN_CONFIG", "FIRN_LOG", "FIRN_TOKEN", "FIRN_TOKEN_FILE",
+    "FIRN_BROKER", "FIRN_DEBUG", "FIRN_FAILPOINT", "FIRN_FAULTS", "FIRN_CONFIG", "FIRN_LOG", "FIRN_TOKEN",
+    "FIRN_TOKEN_FILE",
 )  # fmt: skip
 _SERVICE_LINK = re.compile(r"FIRN_(.+_)?(SERVICE_HOST|SERVICE_PORT.*|PORT(_.*)?)")
 

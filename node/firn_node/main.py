@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from firn.errors import Invalid, Unavailable
 from firn.tls import ClientProof
@@ -67,8 +67,13 @@ async def run_broker(settings: BrokerSettings, topics: Sequence[TopicDocument], 
     stopping = asyncio.Event()
     _stop_on_signals(stopping)
     async with _coordinator(settings) as coordinator:
+        parts: dict[str, Any] = {"coordinator": coordinator, "dialling": _dialling(settings)}
+        if orders := os.environ.get("FIRN_FAULTS"):  # a drill's
+            from firn_node.drills.faults import spoiled
+
+            parts = spoiled(orders, settings.data, **parts)
         while not stopping.is_set():
-            broker = Broker(settings, coordinator=coordinator, dialling=_dialling(settings))
+            broker = Broker(settings, **parts)
             await broker.start()
             try:
                 if broker.group is None:

@@ -22,6 +22,7 @@ from firn.errors import (
     Fenced,
     FirnError,
     NotFound,
+    NotMaster,
     SequenceGap,
     SnapshotExpired,
     Unavailable,
@@ -54,6 +55,7 @@ class FakeBroker:
     drop_before       the connection is cut, nothing appended
     drop_after        appended, then the connection is cut
     unavailable       refused
+    no_lease          refused by a master that may no longer be one, and knows no other
     unavailable_after appended, and refused all the same
     first_unavailable the first batch is refused, which makes gaps of the others
     hang              never answered
@@ -258,6 +260,9 @@ class FakeBroker:
         if fate == "drop_before":
             raise Drop
         if fate == "hang":
+            return
+        if fate == "no_lease":
+            await say(Op.ERROR, NotMaster("no lease", address=None).document())
             return
         if fate == "unavailable":
             await say(Op.ERROR, Unavailable("not now").document())

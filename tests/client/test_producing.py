@@ -361,3 +361,21 @@ def test_a_request_without_any_broker_fails_within_its_timeout() -> None:
                 await client.status()
 
     asyncio.run(asyncio.wait_for(main(), 5))
+
+
+def test_writes_leave_a_broker_that_is_no_master_and_knows_none() -> None:
+    """A master that was cut off from everybody kept its clients until it was found again."""
+
+    async def main() -> None:
+        async with fake_broker() as (old, first), fake_broker() as (new, second):
+            for broker in (old, new):
+                broker.create("t")
+            old.script.extend(["no_lease"] * 1000)
+            async with asyncio.timeout(60), Client(f"{first},{second}") as client:
+                producer = client.producer("t", linger_ms=0)
+                assert await producer.send(b"a", b"1") == (0, 0)
+                assert await client.put("t", b"b", b"2") == (0, 1)
+            assert [r.key for r in new.records("t")] == [b"a", b"b"]
+            assert old.records("t") == []
+
+    asyncio.run(main())

@@ -102,3 +102,41 @@ def test_a_message_whose_sender_was_cancelled_leaves_whole_and_in_its_turn() -> 
         server.close()
 
     asyncio.run(main())
+
+
+def test_a_broker_that_owes_an_answer_and_is_silent_is_given_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped broker held its clients for half a minute, although another was master by then."""
+    monkeypatch.setattr("firn.client.stream.HEARTBEAT_S", 3600.0)
+
+    async def main() -> None:
+        stream, peer, server = await connected()
+        peer.transport.pause_reading()
+        with pytest.raises(Unavailable, match="no sign of life"):
+            await asyncio.wait_for(stream.ask(Op.PRODUCE, {}, b"batch"), 60)
+        peer.transport.abort()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
+
+
+def test_a_broker_is_not_given_up_while_a_long_message_is_on_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("firn.websocket.AWAITED_PING_S", 0.05)
+    monkeypatch.setattr("firn.websocket.AWAITED_ANSWER_S", 0.05)
+
+    async def main() -> None:
+        stream, peer, server = await connected()
+        peer.transport.pause_reading()
+        asking = asyncio.create_task(stream.ask(Op.PRODUCE, {}, bytes(32 << 20)))
+        await asyncio.sleep(1)  # twenty times as long as the silence that would be borne
+        assert stream.is_open
+        assert not asking.done()
+        peer.transport.resume_reading()
+        await asyncio.wait_for(peer.messages.get(), 60)
+        await stream.close()
+        with pytest.raises(Unavailable):
+            await asking
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())

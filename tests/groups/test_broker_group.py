@@ -7,7 +7,7 @@ import pytest
 from engine_kit import run
 from group_kit import broker_group
 
-from firn.errors import FirnError, NotMaster
+from firn.errors import FirnError, NotMaster, UnknownTopic
 from firn.topicspec import parse_spec
 from firn_node.replication.state import Role
 
@@ -39,6 +39,21 @@ def test_a_standby_sends_writers_and_readers_to_the_master(tmp_path: Path) -> No
             assert refused.value.details["address"] == f"127.0.0.1:{master.port}"
             with pytest.raises(NotMaster):
                 await standby.kit.get("t", b"k")
+
+    run(story())
+
+
+def test_a_replica_that_may_answer_no_reads_does_not_say_that_a_topic_is_unknown(tmp_path: Path) -> None:
+    """A replica that had just started once did, and clients gave up a topic that its log held."""
+
+    async def story() -> None:
+        async with broker_group(tmp_path) as group:
+            master = await group.until_master()
+            standby = next(r for r in group.up if r is not master)
+            with pytest.raises(NotMaster):
+                standby.broker.topic("not-dispatched-here-yet")
+            with pytest.raises(UnknownTopic):
+                master.broker.topic("not-dispatched-here-yet")
 
     run(story())
 

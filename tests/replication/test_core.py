@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 import pytest
 
-from firn.errors import InvariantBroken, NotMaster, Unavailable
+from firn.errors import InvariantBroken, NotMaster
 from firn.types import Epoch, Position
 from firn_node.replication import core
 from firn_node.replication import events as ev
@@ -292,7 +292,7 @@ def test_writes_and_reads_end_with_two_thirds_of_the_lease() -> None:
     just_before, just_after = TIMING.lease - 0.01, TIMING.lease + 0.01
     assert core.write_refusal(state, just_before, 1) is None
     assert core.may_read(state, just_before)
-    assert isinstance(core.write_refusal(state, just_after, 1), Unavailable)
+    assert isinstance(core.write_refusal(state, just_after, 1), NotMaster)
     assert not core.may_read(state, just_after)
 
 

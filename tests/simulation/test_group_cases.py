@@ -12,7 +12,7 @@ from firn_sim.group import Group
 from firn_sim.network import NetworkFaults
 from firn_sim.node import Options, SimNode
 
-from firn.errors import NotEnoughInSync, Unavailable
+from firn.errors import NotEnoughInSync, NotMaster
 from firn_node.replication import core
 from firn_node.replication import events as ev
 from firn_node.replication.messages import Header, Hello, Refusal
@@ -99,7 +99,7 @@ def test_a_master_paused_for_longer_than_its_lease_acknowledges_nothing_when_it_
     group.stop_clients()
     state = old.state
     assert state is not None
-    assert isinstance(core.write_refusal(state, old.now, 1), Unavailable)
+    assert isinstance(core.write_refusal(state, old.now, 1), NotMaster)
     assert not core.may_read(state, old.now)
     old.resume()
     until(group, lambda: old.state is not None and old.state.role is Role.STANDBY, within=2.0)
@@ -123,7 +123,7 @@ def test_a_master_without_the_coordinator_stops_before_another_one_acts() -> Non
     until(group, lambda: old.state is not None and not core.may_read(old.state, old.now), within=TTL)
     assert master(group) is old
     assert old.state is not None
-    assert isinstance(core.write_refusal(old.state, old.now, 1), Unavailable)
+    assert isinstance(core.write_refusal(old.state, old.now, 1), NotMaster)
     until(group, lambda: master(group) not in (old, None), within=TTL)
 
 

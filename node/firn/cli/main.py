@@ -22,7 +22,7 @@ from firn.cli.running import (
 )
 from firn.errors import FirnError, Unavailable
 
-NODE_COMMANDS = ("up", "token", "verify", "dump", "index")
+NODE_COMMANDS = ("up", "token", "verify", "dump", "index", "drill")
 _NO_BROKER = "; start a broker with `firn up --data DIR`, or say where it is with --broker or $FIRN_BROKER"
 _CLI_HELP = "firn: a key-compacted message log. Exit codes: 0 done, 1 failed, 2 wrong usage."
 

@@ -44,6 +44,7 @@ from firn.errors import (
     Invalid,
     InvariantBroken,
     LimitExceeded,
+    NotMaster,
     Unavailable,
     UnknownTopic,
     from_document,
@@ -499,7 +500,7 @@ class Producer:
             if self._outbox is not None:
                 self._outbox.fail_all(error)
                 self._outbox = None
-        elif error.details.get("address"):
+        elif isinstance(error, NotMaster):
             self._following = asyncio.ensure_future(self._transport.follow(error))
 
     def _settled(self) -> None:

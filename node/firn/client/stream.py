@@ -260,7 +260,7 @@ class Stream(asyncio.BufferedProtocol):
             return
         self._socket = WebSocket(
             self._transport, is_client=True, take=self._take, ended=self._socket_ended,
-            message_bytes_max=FRAME_READ_MAX, heartbeat_s=HEARTBEAT_S,
+            message_bytes_max=FRAME_READ_MAX, heartbeat_s=HEARTBEAT_S, is_awaited=lambda: bool(self._askers),
         )  # fmt: skip
         if not self._greeted.done():
             self._greeted.set_result(None)

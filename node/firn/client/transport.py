@@ -21,7 +21,7 @@ from firn import __version__
 from firn.client.addresses import Addresses
 from firn.client.pageget import CannotConnect, PageSockets
 from firn.client.stream import Stream, address_in
-from firn.errors import FirnError, InvariantBroken, Timeout, Unavailable, from_document
+from firn.errors import FirnError, InvariantBroken, NotMaster, Timeout, Unavailable, from_document
 from firn.tls import ClientProof, Credentials, refusal_of
 
 log = logging.getLogger(__name__)
@@ -30,6 +30,7 @@ T = TypeVar("T")
 BACK_OFF_S = 0.05
 BACK_OFF_MAX_S = 1.0
 CONNECT_TIMEOUT_S = 5.0
+CONNECT_ONE_OF_MANY_S = 2.0  # another one may be the master by then
 CREDENTIALS_POLL_S = 5.0  # how often files of credentials are looked at
 
 
@@ -117,6 +118,7 @@ class Transport:
                 if self._stream.is_open:
                     return self._stream
                 stale, self._stream = self._stream, None
+                self.addresses.put_last(stale.address)
                 await stale.close()
             self._watch_credentials()
             last: FirnError = Unavailable("no broker address")
@@ -124,7 +126,7 @@ class Transport:
                 try:
                     self._stream = await Stream.connect(
                         address,
-                        timeout=min(self.timeout, CONNECT_TIMEOUT_S),
+                        timeout=min(self.timeout, self._connect_s),
                         client=f"firn/{__version__}",
                         headers=self._proof.headers(),
                         tls=self._proof.context(),
@@ -158,14 +160,23 @@ class Transport:
                 await stale.close()  # what is open on it is asked again
 
     async def follow(self, error: FirnError) -> None:
-        """Learn from an error: go to the master that it names."""
+        """Learn from an error: go to the master that it names, or to another broker when it names none."""
         address = address_in(error)
-        if address is not None and address != self.addresses.preferred:
+        if isinstance(error, NotMaster) and address is None and len(self.addresses.in_turn()) > 1:
+            await self._leave()
+        elif address is not None and address != self.addresses.preferred:
             self._credentials.check_address(address)
             self.addresses.prefer(address)
             stale, self._stream = self._stream, None
             if stale is not None:
                 await stale.close()
+
+    async def _leave(self) -> None:
+        """Ask another broker from now on. Of many errors of one broker the first does it."""
+        stale, self._stream = self._stream, None
+        if stale is not None:
+            self.addresses.put_last(stale.address)
+            await stale.close()
 
     async def retried(
         self, attempt: Callable[[], Awaitable[T]], *, what: str, timeout: float | None = None
@@ -268,6 +279,11 @@ class Transport:
 
         return await self.retried(attempt, what=f"GET {path}")
 
+    @property
+    def _connect_s(self) -> float:
+        """How long one of the brokers may take to greet; a stopped one is accepted for by its kernel."""
+        return CONNECT_TIMEOUT_S if len(self.addresses.in_turn()) == 1 else CONNECT_ONE_OF_MANY_S
+
     async def _at_any_address(
         self, ask: Callable[[str], Awaitable[Answer]], what: str, is_repeatable: bool = True
     ) -> Answer:
@@ -275,6 +291,10 @@ class Transport:
         for address in self.addresses.in_turn():
             try:
                 return await ask(address)
+            except NotMaster as error:
+                if address_in(error) is not None:
+                    raise
+                last = error
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, CannotConnect) as error:
                 last = _refusal_in(error, address) or Unavailable(f"{address}: cannot connect: {error}")
             except (aiohttp.ClientError, OSError) as error:

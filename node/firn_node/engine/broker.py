@@ -464,6 +464,9 @@ class Broker:
         await self._topics.delete(name)
 
     def topic(self, name: str) -> TopicInfo:
+        """Errors: UnknownTopic; of a replica that may answer no reads, and so cannot know, why it may not."""
+        if name not in self.core.catalogue.by_name:
+            self._check_reading()
         return self.core.catalogue.named(name)
 
     def topic_of_id(self, topic_id: int) -> TopicInfo | None:

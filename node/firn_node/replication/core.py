@@ -124,7 +124,7 @@ def write_refusal(state: State, now: float, min_in_sync: int, rules: Rules = RUL
     if state.role is not MASTER or mastery is None or record is None:
         return NotMaster("this node is not the master of the group", address=master_address(state))
     if not rules.has_lease(state, now):
-        return Unavailable("the master could not renew its lease")
+        return no_lease()
     if not mastery.is_loaded or mastery.start is None:
         return Unavailable("the new master is reading its log")
     if rules.in_sync_size(state) < min_in_sync:
@@ -132,6 +132,11 @@ def write_refusal(state: State, now: float, min_in_sync: int, rules: Rules = RUL
     if len(mastery.writes) >= OPEN_WRITES_MAX:
         return LimitExceeded(f"{OPEN_WRITES_MAX} writes wait for replicas")
     return None
+
+
+def no_lease() -> FirnError:
+    """What clients are told meanwhile: another node may be master by now, which this one need not be able to hear."""
+    return NotMaster("the master could not renew its lease; another node may be master by now", address=None)
 
 
 def may_read(state: State, now: float, rules: Rules = RULES) -> bool:

@@ -39,6 +39,7 @@ from firn_node.replication.doors.syncer import Syncer
 from firn_node.replication.messages import Header, Report
 from firn_node.replication.record import LogId
 from firn_node.replication.requests import Requests, Wait
+from firn_node.replication.rules import RULES
 from firn_node.replication.serving import Engine
 from firn_node.replication.state import Me, Phase, Role, Timing
 
@@ -271,10 +272,11 @@ class GroupDriver:
         self._check_alive()
         if self.state.role is not Role.MASTER:
             raise self._not_master()
-        if not core.may_read(self.state, self._now()):
-            raise Unavailable(
-                "the master may not answer reads now: it has no lease, or has just been elected"
-            )
+        now = self._now()
+        if not RULES.has_lease_to_read(self.state, now):
+            raise core.no_lease()
+        if not core.may_read(self.state, now):
+            raise Unavailable("the master may not answer reads yet: it has just been elected")
 
     async def read_barrier(self) -> None:
         self.check_read()

@@ -43,6 +43,9 @@ class Dialling:
         None
     )  # of the next connection: certificates change meanwhile
     headers: Mapping[str, str] = field(default_factory=dict)
+    routes: Mapping[str, str] = field(
+        default_factory=dict
+    )  # a member's address -> where it is dialled instead
 
 
 class Peers:
@@ -156,7 +159,8 @@ class Peers:
             raise Unavailable(f"no address is known of {to}")
         query = {"version": VERSION, "group": self.group_id, "from": self.log_id, "to": to}
         return await dial(
-            address, f"{PATH}?{urlencode(query)}", headers=self._dialling.headers, ssl=self._dialling.tls(),
+            self._dialling.routes.get(address, address),
+            f"{PATH}?{urlencode(query)}", headers=self._dialling.headers, ssl=self._dialling.tls(),
             timeout=self._dialling.timeout_s, randomness=self._randomness,
             take=lambda arrived: self._take(to, arrived), ended=ended,
         )  # fmt: skip
