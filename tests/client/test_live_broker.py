@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from firn.client import Client, GroupOffset, blocking
 from firn.errors import Conflict, Invalid, TopicExists, UnknownTopic
@@ -16,7 +17,9 @@ from firn_node.settings import BrokerSettings
 TINY = {"index": "files"}
 
 
-def with_live_broker(folder: Path, work: Callable[[Client, str], Awaitable[None]]) -> None:
+def with_live_broker(
+    folder: Path, work: Callable[[Client, str], Awaitable[None]], *, loop: str = "asyncio"
+) -> None:
     async def main() -> None:
         broker = Broker(BrokerSettings(str(folder), **TINY))  # type: ignore[arg-type]
         await broker.start()
@@ -28,7 +31,8 @@ def with_live_broker(folder: Path, work: Callable[[Client, str], Awaitable[None]
             await server.stop()
             await broker.stop()
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if loop == "uvloop" else None) as runner:
+        runner.run(main())
 
 
 def test_topics_are_created_listed_described_changed_and_deleted(tmp_path: Path) -> None:
@@ -52,7 +56,8 @@ def test_topics_are_created_listed_described_changed_and_deleted(tmp_path: Path)
     with_live_broker(tmp_path, work)
 
 
-def test_what_is_produced_is_read_in_both_views_got_and_queried(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_what_is_produced_is_read_in_both_views_got_and_queried(tmp_path: Path, loop: str) -> None:
     async def work(client: Client, _: str) -> None:
         await client.create_topic("t", partitions=3)
         async with client.producer("t", batch_bytes=4096, compression="zstd") as producer:
@@ -83,7 +88,7 @@ def test_what_is_produced_is_read_in_both_views_got_and_queried(tmp_path: Path) 
         history = await client.query("t", b"k1", since=1900, until=1952)
         assert [r.timestamp for r in history] == [1901, 1951]
 
-    with_live_broker(tmp_path, work)
+    with_live_broker(tmp_path, work, loop=loop)
 
 
 def test_compare_and_set_lets_one_writer_win(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_a_local_broker_with_its_own_ca_serves_who_has_its_certificates(tmp_path
 
 def test_a_local_cluster_with_its_own_ca_outlives_its_master(tmp_path: Path) -> None:
     data = tmp_path / "data"
-    with up(data, "--tls", "--replicas", "2", "--lease-ttl", "1500ms", "--restart-after", "200ms") as running:
+    with up(data, "--tls", "--replicas", "2", "--lease-ttl", "3s", "--restart-after", "200ms") as running:
         line = running.line().decode()
         assert line.startswith("READY 127.0.0.1:"), line + running.stop().stderr.decode()
         where = line.split()[1]

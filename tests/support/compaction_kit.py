@@ -1,6 +1,7 @@
 """One partition by hand: batches in a commit log of bytes, key rows, and the model that compaction is held to."""
 
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -96,6 +97,7 @@ class Partition:
     def open(self) -> None:
         """Also a restart: nothing of the old object is used."""
         self.cache = FileCache(self.disk, 16)
+        weakref.finalize(self, self.cache.close)
         self.compacted = CompactedLog.open(
             self.disk, self.cache, self.folder, topic_id=TOPIC_ID, partition=self.number, secret=SECRET,
             dirty_source=lambda a, b: (self.log.read(e.position, e.size) for e in self.entries(a, b)),

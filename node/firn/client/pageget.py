@@ -13,6 +13,7 @@ import ssl
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from multidict import CIMultiDict
@@ -81,7 +82,7 @@ class PageSockets:
         try:
             async with asyncio.timeout(self._connect_seconds):
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    _Connection, host, port, happy_eyeballs_delay=0.25, ssl=self._tls()
+                    _Connection, host, port, ssl=self._tls()
                 )
         except TimeoutError:
             raise CannotConnect(f"no answer within {self._connect_seconds:g} s") from None
@@ -153,8 +154,7 @@ class _Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self.is_open = True
 
     def connection_lost(self, error: Exception | None) -> None:

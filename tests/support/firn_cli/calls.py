@@ -56,7 +56,9 @@ def _child(arguments: tuple[str, ...], pipes: list[tuple[int, int]], environment
     try:
         for number, (read, write) in enumerate(pipes):
             os.dup2(read if number == 0 else write, number)
-        os.closerange(3, 256)
+        os.closerange(
+            3, os.sysconf("SC_OPEN_MAX")
+        )  # a pipe's other end among them: its reader would never see the end
         sys.stdin = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False)), encoding="utf-8")
         sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), encoding="utf-8")
         sys.stderr = io.TextIOWrapper(io.BufferedWriter(io.FileIO(2, "w", closefd=False)), encoding="utf-8")
