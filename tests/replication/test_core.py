@@ -10,12 +10,16 @@ from firn.types import Epoch, Position
 from firn_node.replication import core
 from firn_node.replication import events as ev
 from firn_node.replication.messages import (
+    Answer,
+    Ask,
     Committed,
     EpochStart,
+    Fence,
     Handshake,
     Header,
     Hello,
     Message,
+    Refusal,
     Report,
     Welcome,
 )
@@ -361,3 +365,89 @@ def test_a_late_answer_that_there_is_no_record_makes_none_once_one_is_known() ->
     assert of(ev.CompareAndSet, ordered) == []
     _, ordered = steps(blank, ev.RecordRead(None, at_least=0), now=9.1)
     assert len(of(ev.CompareAndSet, ordered)) == 1
+
+
+# Elections that need more than the record.
+
+
+def unclean_candidate(record: GroupRecord) -> tuple[State, Handshake]:
+    """A standby that may have lost something, and asks the others; the name of its questions."""
+    startup = replace(STANDBY, meta=replace(STANDBY.meta, is_unclean=True))
+    state, _ = steps(started(startup), ev.RecordRead(record))
+    return standing_again(state, now=9.0)
+
+
+def standing_again(state: State, *, now: float) -> tuple[State, Handshake]:
+    state, ordered = steps(state, ev.Tick(), now=now)
+    assert state.role is Role.CANDIDATE
+    (ask,) = of(Ask, ordered)
+    assert ask.header.handshake is not None
+    return state, ask.header.handshake
+
+
+def unclean_answer(name: Handshake | None) -> ev.Received:
+    header = Header(GROUP, RECORD.epoch, A, name)
+    return ev.Received(
+        Answer(header, RECORD.version, Epoch(1), Position(5), is_unclean=True, may_stand=False)
+    )
+
+
+def test_an_unclean_node_stands_once_all_in_sync_answer_that_they_are_unclean_too() -> None:
+    state, name = unclean_candidate(RECORD)
+    _, ordered = steps(state, unclean_answer(name), now=9.0)
+    assert of(ev.CompareAndSet, ordered)[0].new.master == ME.as_master
+
+
+def test_an_unclean_node_does_not_stand_on_a_late_answer_to_its_earlier_candidacy() -> None:
+    state, earlier = unclean_candidate(RECORD)
+    state, _ = steps(state, ev.RecordRead(replace(RECORD, version=6)), now=9.1)
+    assert state.role is Role.STANDBY
+    state, now_asked = standing_again(state, now=19.0)
+    assert now_asked != earlier
+    _, ordered = steps(state, unclean_answer(earlier), now=19.0)
+    assert not of(ev.CompareAndSet, ordered)
+
+
+@pytest.mark.parametrize("asks", [Ask, Fence])
+def test_an_answer_carries_the_name_of_its_question(asks: type[Ask] | type[Fence]) -> None:
+    name = Handshake(Incarnation("a1"), 7)
+    state, _ = steps(started(), ev.RecordRead(RECORD))
+    state, ordered = steps(state, ev.Received(asks(Header(GROUP, Epoch(3), A, name), 5)))
+    state, more = steps(state, *(ev.MetaStored(store.meta) for store in of(ev.StoreMeta, ordered)))
+    (answer,) = of(Answer, ordered + more)
+    assert answer.header.handshake == name
+
+
+def test_others_follow_a_master_by_accepted_data_loss_once_its_log_is_durable() -> None:
+    log = replace(LOG, durable=Position(6))
+    state, _ = steps(started(replace(STANDBY, log=log)), ev.RecordRead(RECORD))
+    state, _ = steps(state, ev.DataLossAccepted("a person"), now=9.0)
+    state, ordered = steps(state, ev.Tick(), now=10.0)
+    (swap,) = of(ev.CompareAndSet, ordered)
+    assert swap.new.forced_epoch == 3
+    state, ordered = steps(state, ev.SwapAnswered(swap.new, ev.Outcome.APPLIED), now=10.0)
+    began = ev.Written(Position(11), (EpochStart(Epoch(3), Position(10)),))
+    state, _ = steps(state, stored(ordered), began, now=10.0)
+    hello = Hello(
+        Header(GROUP, Epoch(2), A, Handshake(Incarnation("a1"), 1)), MEMBERS[A], LOG.history,
+        Position(10), Position(0), is_rebuilt=True,
+    )  # fmt: skip
+    _, ordered = steps(state, ev.Received(hello), now=10.0)
+    assert of(Refusal, ordered)
+    assert not of(Welcome, ordered)
+    _, ordered = steps(state, ev.Durable(Position(10), 0), ev.Received(hello), now=10.0)
+    assert [welcome.cut for welcome in of(Welcome, ordered)] == [10]
+
+
+def test_a_second_process_of_a_moved_folder_takes_no_boot_of_its_own_for_the_death_of_the_first() -> None:
+    """The volume came from another machine, where the master may live on with its lease."""
+    mine = replace(RECORD, master=Master(B, Incarnation("b0")))
+    moved = replace(
+        STANDBY, meta=replace(STANDBY.meta, boot_id="there"), boot_id="here", old_process_is_dead=False
+    )
+    state, ordered = steps(started(moved), ev.RecordRead(mine))
+    assert {store.meta.boot_id for store in of(ev.StoreMeta, ordered)} <= {"there"}
+    assert state.wanted.boot_id == "there"
+    elsewhere = replace(mine, version=6, epoch=Epoch(3), master=Master(A, Incarnation("a1")))
+    state, ordered = steps(state, ev.RecordRead(elsewhere))
+    assert of(ev.StoreMeta, ordered)[-1].meta.boot_id == "here"

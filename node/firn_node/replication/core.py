@@ -90,10 +90,13 @@ def start(
         largest_min_in_sync=startup.largest_min_in_sync,
         has_interval=startup.has_interval,
         old_process_is_dead=startup.old_process_is_dead,
+        boot_id=startup.boot_id,
         started_at=now,
     )
     turn = Turn(state, now, rules)
-    turn.want(is_unclean=rules.starts_unclean(startup), boot_id=startup.boot_id)
+    turn.want(is_unclean=rules.starts_unclean(startup))
+    if startup.old_process_is_dead:
+        turn.want(boot_id=startup.boot_id)
     turn.read_record()
     check_state(turn.state)
     return turn.state, tuple(turn.actions)
@@ -215,6 +218,8 @@ def learn(turn: Turn, record: GroupRecord) -> None:
     _follow_record(turn, record, sent_at)
     if known is None or known.epoch != record.epoch or known.in_sync != record.in_sync:
         turn.want(version=record.version)
+    if turn.rules.settles_old_process(turn.state, record):
+        turn.want(boot_id=turn.state.boot_id)
 
 
 def _follow_record(turn: Turn, record: GroupRecord, sent_at: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from firn.types import Epoch
 from firn_node.replication.events import DataLossAccepted, SwitchoverEnded
-from firn_node.replication.messages import Answer, Ask, Fence
+from firn_node.replication.messages import Answer, Ask, Fence, Header
 from firn_node.replication.record import NO_VERSION, GroupRecord, LogId
 from firn_node.replication.state import Candidacy, Role
 from firn_node.replication.turn import Turn
@@ -20,9 +20,10 @@ def maybe_stand(turn: Turn) -> None:
     if record is None or not turn.rules.may_stand(state, turn.now):
         return
     turn.change_role("stands")
-    turn.update(candidacy=Candidacy(turn.now, False, {}))
+    name = turn.name_handshake()
+    turn.update(candidacy=Candidacy(name, turn.now, False, {}))
     for log_id in sorted(record.members.keys() - {state.me.log_id}):
-        turn.send(log_id, Ask(turn.header(), record.version))
+        turn.send(log_id, Ask(turn.header(name), record.version))
     decide(turn)
 
 
@@ -35,18 +36,18 @@ def on_data_loss_accepted(turn: Turn, event: DataLossAccepted) -> None:
     if state.candidacy is not None:
         give_up(turn)
     turn.change_role("forced")
-    turn.update(candidacy=Candidacy(turn.now, True, {}), following=None)
-    epoch = Epoch(record.epoch + 1)
+    name, epoch = turn.name_handshake(), Epoch(record.epoch + 1)
+    turn.update(candidacy=Candidacy(name, turn.now, True, {}), following=None)
     for log_id in sorted(record.members.keys() - {state.me.log_id}):
-        turn.send(log_id, Fence(turn.header(epoch=epoch), record.version))
+        turn.send(log_id, Fence(turn.header(name, epoch), record.version))
 
 
 def on_ask(turn: Turn, ask: Ask) -> None:
-    turn.send(ask.header.log_id, answer(turn))
+    answer(turn, ask.header)
 
 
-def answer(turn: Turn) -> Answer:
-    """What this node would stand with."""
+def answer(turn: Turn, asked: Header) -> None:
+    """Tell a candidate what this node would stand with, under the name of its question."""
     state, record = turn.state, turn.state.record
     may_stand = (
         state.role in (Role.STANDBY, Role.CANDIDATE)
@@ -55,15 +56,16 @@ def answer(turn: Turn) -> Answer:
         and state.me.log_id in record.in_sync
         and turn.now >= state.waits_until
     )
-    return Answer(
-        turn.header(), turn.known_version, state.log.last_epoch,
+    found = Answer(
+        turn.header(asked.handshake), turn.known_version, state.log.last_epoch,
         state.log.written, state.wanted.is_unclean, may_stand,
     )  # fmt: skip
+    turn.send(asked.log_id, found)
 
 
 def on_fence(turn: Turn, fence: Fence) -> None:
     """The answer waits until the epoch is durable: from then on nothing is reported below it."""
-    turn.update(fenced_by=fence.header.log_id, waits_until=turn.now + 2 * turn.state.timing.lease_ttl)
+    turn.update(fenced_by=fence.header, waits_until=turn.now + 2 * turn.state.timing.lease_ttl)
     turn.want(epoch=turn.state.epoch)
     answer_fence(turn)
 
@@ -72,7 +74,7 @@ def answer_fence(turn: Turn) -> None:
     to = turn.state.fenced_by
     if to is not None and turn.state.stored.epoch >= turn.state.epoch:
         turn.update(fenced_by=None)
-        turn.send(to, answer(turn))
+        answer(turn, to)
 
 
 def on_answer(turn: Turn, message: Answer) -> None:
@@ -82,6 +84,8 @@ def on_answer(turn: Turn, message: Answer) -> None:
     if message.version > record.version:
         give_up(turn)
         turn.read_record()
+        return
+    if not turn.rules.answers(candidacy, message):
         return
     answers = {**candidacy.answers, message.header.log_id: message}
     turn.update(candidacy=replace(candidacy, answers=answers))

@@ -131,7 +131,7 @@ def on_hello(turn: Turn, hello: Hello) -> None:
     """Tell a standby where its log leaves this one; it streams from there once it reports."""
     state, mastery, handshake = turn.state, turn.mastery, hello.header.handshake
     log_id = hello.header.log_id
-    if mastery.start is None or handshake is None or log_id in mastery.removing:
+    if handshake is None or log_id in mastery.removing or not turn.rules.may_welcome(state):
         refuse(turn, hello)
         return
     if is_overtaken(handshake, mastery.welcomed.get(log_id)):

@@ -10,7 +10,7 @@ Frame            master -> standby bytes of the log, ``[start, end)``
 Report           standby -> master my written and durable ends, in this epoch
 Committed        master -> standby the committed position; also the heartbeat
 Leave            standby -> master my log is damaged: take me out of ``in_sync``
-Ask              candidate -> any  before it stands: what do you know?
+Ask              candidate -> any  before it stands: what do you know? Named like a handshake, so the answers are
 Answer           any -> candidate  newest version, end of the log, whether something may be missing in it
 Fence            candidate -> any  an accepted data loss: nothing more in epochs below the header's
 ================ ================= ==========================================================================
@@ -27,7 +27,7 @@ from firn_node.replication.record import GroupId, Incarnation, LogId, Member
 
 @dataclass(frozen=True, slots=True)
 class Handshake:
-    """Names one handshake: the standby's process and its count of them."""
+    """Names one handshake, or one candidacy: the process that began it, and its count of them."""
 
     incarnation: Incarnation
     number: int

@@ -14,6 +14,7 @@ from firn_node.replication.record import GroupRecord, LogId
 from firn_node.replication.state import (
     LOG_BEGIN,
     Asked,
+    Candidacy,
     Heard,
     LogView,
     Mastery,
@@ -64,6 +65,15 @@ class Rules:
             and record.epoch == state.asked_epoch
             and record.epoch >= state.epoch
         )
+
+    def settles_old_process(self, state: State, record: GroupRecord) -> bool:
+        """4: no earlier process of this data folder can be acting.
+
+        Until then the folder keeps the boot id that it had: the next process would take its own boot for the proof
+        that all processes before it are dead, though one lives on where the volume came from.
+        """
+        master = record.master
+        return master is None or master.log_id != state.me.log_id or master == state.me.as_master
 
     # Epochs (rule 5).
 
@@ -178,8 +188,8 @@ class Rules:
     def is_silent(self, state: State, now: float) -> bool:
         """9°: this version was seen unchanged for ``leaseTtl``, or nobody can be acting under it.
 
-        Nobody: the master resigned, or it was this data folder, whose process is known to be dead, or is this
-        one and has stepped down.
+        Nobody: the master resigned, or it was this data folder, whose processes are all known to be dead but this
+        one, or it is this one and has stepped down.
         """
         record = _known(state)
         if now - state.record_at >= state.timing.lease_ttl:
@@ -201,6 +211,11 @@ class Rules:
             and (others[log_id].last_epoch, others[log_id].end) <= here
             for log_id in _known(state).in_sync - {state.me.log_id}
         )
+
+    def answers(self, candidacy: Candidacy, answer: Answer) -> bool:
+        """19°: given to what was asked in this candidacy, the record being silent: who answered an earlier one that
+        something is missing may have it again, and more was acknowledged since."""
+        return answer.header.handshake == candidacy.name
 
     def goes_first(self, state: State, answer: Answer) -> bool:
         """9: a better candidate: the successor, then the longer log, then the lower ordinal."""
@@ -245,7 +260,18 @@ class Rules:
         """13°: a master that hands over stops first, whatever becomes of its request."""
         return True
 
-    # The follower (rules 15, 16, 18).
+    # The follower (rules 9, 15, 16, 18).
+
+    def may_welcome(self, state: State) -> bool:
+        """9: a master by accepted data loss is followed once all that precedes its epoch is durable.
+
+        Nobody else need have it. If it were lost after others had taken the new epoch in, they would hold it for
+        committed, and nobody accepted that loss.
+        """
+        record, mastery = _known(state), _mastery(state)
+        if mastery.start is None:
+            return False
+        return record.forced_epoch != mastery.epoch or state.log.durable >= mastery.start
 
     def cut_point(self, state: State, hello: Hello) -> Position | None:
         """15°: where a standby's log leaves this one; None: it must be rebuilt."""

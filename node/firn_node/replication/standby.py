@@ -20,7 +20,6 @@ from firn_node.replication.events import (
 from firn_node.replication.messages import (
     Committed,
     Frame,
-    Handshake,
     Hello,
     History,
     Refusal,
@@ -61,12 +60,9 @@ def seek(turn: Turn) -> None:
 
 def say_hello(turn: Turn, master: LogId) -> None:
     """Open a handshake: what was received before no longer counts."""
-    state = turn.state
-    number = state.handshakes + 1
-    handshake = Handshake(state.me.incarnation, number)
-    log = state.log
+    handshake = turn.name_handshake()
+    state, log = turn.state, turn.log
     turn.update(
-        handshakes=number,
         following=Following(
             master=master, epoch=state.epoch, handshake=handshake, phase=Phase.ASKED, cut=log.written,
             whole=log.written, heard_at=turn.now, progress_at=turn.now,

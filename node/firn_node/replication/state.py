@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, Self
 
 from firn.types import Epoch, Position
-from firn_node.replication.messages import Answer, Handshake, History
+from firn_node.replication.messages import Answer, Handshake, Header, History
 from firn_node.replication.record import GroupId, GroupRecord, Incarnation, LogId, Master, Member
 
 NO_EPOCH = Epoch(0)
@@ -159,7 +159,9 @@ class Meta:
     version: int = 0  # of the record; a lower bound of what was seen
     is_rebuilt: bool = False  # what precedes the own log is here; False: the folder is blank, or half rebuilt
     is_unclean: bool = False  # acknowledged records of flush=interval may be missing
-    boot_id: str = ""  # of the machine's start under which this was stored
+    boot_id: str = (
+        ""  # of the machine's start under which every process of the folder that may live was started
+    )
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,7 @@ class Following(Copied):
 
 @dataclass(frozen=True, slots=True)
 class Candidacy:
+    name: Handshake  # of its questions, and so of their answers
     since: float
     is_forced: bool
     answers: Mapping[LogId, Answer] = field(hash=False)
@@ -318,6 +321,7 @@ class State(Copied):
     largest_min_in_sync: int
     has_interval: bool
     old_process_is_dead: bool
+    boot_id: str
     started_at: float
     is_storing: bool = False  # until MetaStored no further StoreMeta is ordered
     is_cutting: bool = False  # until LogCut nothing is appended, and no log is shown to anyone
@@ -338,5 +342,5 @@ class State(Copied):
     candidacy: Candidacy | None = None
     mastery: Mastery | None = None
     heard: Mapping[LogId, Heard] = field(default_factory=dict, hash=False)
-    fenced_by: LogId | None = None  # waits for an answer until the epoch is stored
+    fenced_by: Header | None = None  # waits for an answer until the epoch is stored
     stop_reason: str = ""

@@ -87,6 +87,12 @@ class Turn:
     def do(self, action: Action) -> None:
         self.actions.append(action)
 
+    def name_handshake(self) -> Handshake:
+        """The next one of this process."""
+        number = self.state.handshakes + 1
+        self.update(handshakes=number)
+        return Handshake(self.state.me.incarnation, number)
+
     def header(self, handshake: Handshake | None = None, epoch: Epoch | None = None) -> Header:
         me, known = self.state.me, self.state.epoch
         return Header(me.group_id, known if epoch is None else epoch, me.log_id, handshake)
