@@ -46,8 +46,10 @@ STANDBY = Startup(meta=Meta(epoch=Epoch(1), version=4, is_rebuilt=True), log=LOG
 TIMING = Timing()
 
 
-def started(startup: Startup = STANDBY) -> State:
-    state, _ = core.start(ME, startup, TIMING, 0.0)
+def started(startup: Startup = STANDBY, me: Me = ME) -> State:
+    """A process that has stored that it was started."""
+    state, ordered = core.start(me, startup, TIMING, 0.0)
+    state, _ = core.step(state, stored(list(ordered)), 0.0)
     return state
 
 
@@ -84,6 +86,15 @@ def welcome(handshake: Handshake, cut: int | None, *, forced_epoch: int = 0, epo
 def stored(ordered: list[ev.Action]) -> ev.MetaStored:
     """The answer to the last order to store."""
     return ev.MetaStored(of(ev.StoreMeta, ordered)[-1].meta)
+
+
+def all_stored(state: State, ordered: list[ev.Action], now: float = 0.0) -> tuple[State, list[ev.Action]]:
+    """Every order to store carried out, and those that follow; all that was ordered, from the first on."""
+    carried_out = 0
+    while len(stores := of(ev.StoreMeta, ordered)) > carried_out:
+        state, more = steps(state, ev.MetaStored(stores[carried_out].meta), now=now)
+        carried_out, ordered = carried_out + 1, [*ordered, *more]
+    return state, ordered
 
 
 def test_every_event_and_every_message_has_its_row_in_the_transition_table() -> None:
@@ -130,7 +141,7 @@ def test_a_node_that_finds_the_record_of_another_group_stops() -> None:
 
 def test_a_node_with_an_empty_log_makes_the_first_record_and_is_its_master() -> None:
     me = replace(ME, member=MEMBERS[A])
-    state, _ = core.start(me, Startup(Meta(), LogView()), TIMING, 0.0)
+    state = started(Startup(Meta(), LogView()), me)
     state, ordered = steps(state, ev.RecordRead(None, at_least=0))
     (swap,) = of(ev.CompareAndSet, ordered)
     assert (swap.expected, swap.new.version, swap.new.epoch) == (0, 1, 1)
@@ -272,7 +283,7 @@ def test_a_message_of_another_group_is_dropped() -> None:
 def acting() -> State:
     """A master of epoch 1, alone in its group, with a lease from second 0 on."""
     me = replace(ME, member=MEMBERS[A])
-    state, _ = core.start(me, Startup(Meta(), LogView()), TIMING, 0.0)
+    state = started(Startup(Meta(), LogView()), me)
     state, ordered = steps(state, ev.RecordRead(None, at_least=0))
     state, ordered = steps(state, ev.SwapAnswered(of(ev.CompareAndSet, ordered)[0].new, ev.Outcome.APPLIED))
     state, _ = steps(
@@ -411,16 +422,17 @@ def test_an_unclean_node_does_not_stand_on_a_late_answer_to_its_earlier_candidac
 @pytest.mark.parametrize("asks", [Ask, Fence])
 def test_an_answer_carries_the_name_of_its_question(asks: type[Ask] | type[Fence]) -> None:
     name = Handshake(Incarnation("a1"), 7)
-    state, _ = steps(started(), ev.RecordRead(RECORD))
-    state, ordered = steps(state, ev.Received(asks(Header(GROUP, Epoch(3), A, name), 5)))
-    state, more = steps(state, *(ev.MetaStored(store.meta) for store in of(ev.StoreMeta, ordered)))
-    (answer,) = of(Answer, ordered + more)
+    state, ordered = steps(started(), ev.RecordRead(RECORD))
+    state, ordered = all_stored(
+        *steps(state, ev.Received(asks(Header(GROUP, Epoch(3), A, name), 5)), stored(ordered))
+    )
+    (answer,) = of(Answer, ordered)
     assert answer.header.handshake == name
 
 
 def test_others_follow_a_master_by_accepted_data_loss_once_its_log_is_durable() -> None:
     log = replace(LOG, durable=Position(6))
-    state, _ = steps(started(replace(STANDBY, log=log)), ev.RecordRead(RECORD))
+    state, _ = all_stored(*steps(started(replace(STANDBY, log=log)), ev.RecordRead(RECORD)))
     state, _ = steps(state, ev.DataLossAccepted("a person"), now=9.0)
     state, ordered = steps(state, ev.Tick(), now=10.0)
     (swap,) = of(ev.CompareAndSet, ordered)
@@ -445,9 +457,31 @@ def test_a_second_process_of_a_moved_folder_takes_no_boot_of_its_own_for_the_dea
     moved = replace(
         STANDBY, meta=replace(STANDBY.meta, boot_id="there"), boot_id="here", old_process_is_dead=False
     )
-    state, ordered = steps(started(moved), ev.RecordRead(mine))
-    assert {store.meta.boot_id for store in of(ev.StoreMeta, ordered)} <= {"there"}
-    assert state.wanted.boot_id == "there"
+    state, ordered = all_stored(*steps(started(moved), ev.RecordRead(mine)))
+    assert {store.meta.boot_id for store in of(ev.StoreMeta, ordered)} == {"there"}
+    assert state.stored.boot_id == "there"
     elsewhere = replace(mine, version=6, epoch=Epoch(3), master=Master(A, Incarnation("a1")))
-    state, ordered = steps(state, ev.RecordRead(elsewhere))
-    assert of(ev.StoreMeta, ordered)[-1].meta.boot_id == "here"
+    state, ordered = all_stored(*steps(state, ev.RecordRead(elsewhere)))
+    assert state.stored.boot_id == "here"
+
+
+def hello_of(incarnation: str, number: int, start: int) -> ev.Received:
+    header = Header(GROUP, Epoch(1), A, Handshake(Incarnation(incarnation), number, start))
+    return ev.Received(Hello(header, MEMBERS[A], LOG.history, Position(1), Position(0), is_rebuilt=True))
+
+
+def test_a_hello_of_an_older_process_does_not_take_the_place_of_a_newer_one() -> None:
+    """It was under way for long, or the volume has moved and the older process lives on."""
+    state, ordered = steps(replace(acting(), me=ME), hello_of("a1", 9, 3), hello_of("a2", 1, 4))
+    assert len(of(Welcome, ordered)) == 2
+    _, ordered = steps(state, hello_of("a1", 10, 3))
+    assert not of(Welcome, ordered)
+    _, ordered = steps(state, hello_of("a2", 2, 4))
+    assert len(of(Welcome, ordered)) == 1
+
+
+def test_each_start_of_a_folder_is_counted() -> None:
+    state, ordered = core.start(ME, replace(STANDBY, meta=replace(STANDBY.meta, starts=6)), TIMING, 0.0)
+    assert of(ev.StoreMeta, list(ordered))[0].meta.starts == 7
+    _, ordered = core.step(state, ev.RecordRead(RECORD), 0.0)
+    assert of(Hello, list(ordered))[0].header.handshake.start == 7

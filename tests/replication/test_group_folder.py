@@ -45,6 +45,7 @@ def history(*pairs: tuple[int, int]) -> History:
 
 GOLDENS: dict[str, Callable[[], bytes]] = {
     "group-file.bin": lambda: groupfile.encode(Stored(GROUP, META, True)),
+    "group-file-starts.bin": lambda: groupfile.encode(Stored(GROUP, replace(META, starts=3), False)),
     "epoch-file.bin": lambda: epochfile.encode(history((1, 4096), (3, 70_000), (4, 9_000_000_000)), Position(1 << 40)),
 }  # fmt: skip
 
@@ -56,6 +57,8 @@ def test_the_bytes_of_the_folder_s_group_files_stay_as_they_are(name: str) -> No
 
 def test_golden_group_files_read_as_what_was_written() -> None:
     assert groupfile.parse((GOLDEN / "group-file.bin").read_bytes(), "group") == Stored(GROUP, META, True)
+    counted = groupfile.parse((GOLDEN / "group-file-starts.bin").read_bytes(), "group")
+    assert counted == Stored(GROUP, replace(META, starts=3), False)
     found = epochfile.parse((GOLDEN / "epoch-file.bin").read_bytes())
     assert found == (history((1, 4096), (3, 70_000), (4, 9_000_000_000)), 1 << 40)
 

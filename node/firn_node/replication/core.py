@@ -94,9 +94,8 @@ def start(
         started_at=now,
     )
     turn = Turn(state, now, rules)
-    turn.want(is_unclean=rules.starts_unclean(startup))
-    if startup.old_process_is_dead:
-        turn.want(boot_id=startup.boot_id)
+    boot_id = startup.boot_id if startup.old_process_is_dead else meta.boot_id
+    turn.want(is_unclean=rules.starts_unclean(startup), boot_id=boot_id, starts=meta.starts + 1)
     turn.read_record()
     check_state(turn.state)
     return turn.state, tuple(turn.actions)

@@ -23,7 +23,7 @@ from firn_node.replication.events import (
     SwitchoverEnded,
     Written,
 )
-from firn_node.replication.messages import Committed, Handshake, Hello, Leave, Refusal, Report, Welcome
+from firn_node.replication.messages import Committed, Hello, Leave, Refusal, Report, Welcome
 from firn_node.replication.record import GroupRecord, LogId
 from firn_node.replication.state import (
     NEVER,
@@ -134,7 +134,8 @@ def on_hello(turn: Turn, hello: Hello) -> None:
     if handshake is None or log_id in mastery.removing or not turn.rules.may_welcome(state):
         refuse(turn, hello)
         return
-    if is_overtaken(handshake, mastery.welcomed.get(log_id)):
+    newest = mastery.welcomed.get(log_id)
+    if newest is not None and turn.rules.is_overtaken(handshake, newest):
         return
     _note_member(turn, hello)
     cut = turn.rules.cut_point(state, hello)
@@ -150,15 +151,6 @@ def on_hello(turn: Turn, hello: Hello) -> None:
     header = turn.header(handshake, mastery.epoch)
     forced_epoch = state.record.forced_epoch if state.record is not None else NO_EPOCH
     turn.send(log_id, Welcome(header, cut, state.log.written, forced_epoch))
-
-
-def is_overtaken(handshake: Handshake, newest: Handshake | None) -> bool:
-    """A Hello that arrives after a later one of its process."""
-    return (
-        newest is not None
-        and newest.incarnation == handshake.incarnation
-        and newest.number >= handshake.number
-    )
 
 
 def _note_member(turn: Turn, hello: Hello) -> None:

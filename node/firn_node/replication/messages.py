@@ -31,6 +31,7 @@ class Handshake:
 
     incarnation: Incarnation
     number: int
+    start: int = 0  # of the data folder: a later process of it has a higher one
 
 
 @dataclass(frozen=True, slots=True)

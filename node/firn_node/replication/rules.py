@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from firn.types import Epoch, Position
-from firn_node.replication.messages import Answer, Committed, Header, Hello, History
+from firn_node.replication.messages import Answer, Committed, Handshake, Header, Hello, History
 from firn_node.replication.record import GroupRecord, LogId
 from firn_node.replication.state import (
     LOG_BEGIN,
@@ -88,6 +88,13 @@ class Rules:
     def is_stored(self, state: State, epoch: Epoch) -> bool:
         """5°: the epoch is durable, so that this node may append, cut or report in it."""
         return state.stored.epoch >= epoch
+
+    def is_overtaken(self, handshake: Handshake, newest: Handshake) -> bool:
+        """5: what precedes the last handshake is dropped: a Hello that arrives after a later one of its process, or of
+        a later process of its folder, which may live beside it if the volume has moved."""
+        if newest.incarnation == handshake.incarnation:
+            return newest.number >= handshake.number
+        return newest.start > handshake.start
 
     # Commit (rules 7 and 8).
 

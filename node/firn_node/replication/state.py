@@ -159,9 +159,8 @@ class Meta:
     version: int = 0  # of the record; a lower bound of what was seen
     is_rebuilt: bool = False  # what precedes the own log is here; False: the folder is blank, or half rebuilt
     is_unclean: bool = False  # acknowledged records of flush=interval may be missing
-    boot_id: str = (
-        ""  # of the machine's start under which every process of the folder that may live was started
-    )
+    boot_id: str = ""  # of the machine's start under which all its processes ran that may live
+    starts: int = 0  # processes that have opened the folder, this one included
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,7 @@ class Turn:
         """The next one of this process."""
         number = self.state.handshakes + 1
         self.update(handshakes=number)
-        return Handshake(self.state.me.incarnation, number)
+        return Handshake(self.state.me.incarnation, number, self.state.wanted.starts)
 
     def header(self, handshake: Handshake | None = None, epoch: Epoch | None = None) -> Header:
         me, known = self.state.me, self.state.epoch

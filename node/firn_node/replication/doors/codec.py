@@ -12,7 +12,7 @@ offset type field      note
 ...    ...  log bytes  kinds 2 and 3
 ====== ==== ========== ==========================================================================
 
-``handshake`` is ``[incarnation, number]`` or nil; ``tag`` and ``fields`` follow from ``_LAYOUTS``, in order. A frame
+``handshake`` is ``[incarnation, number, start]`` or nil; ``tag`` and ``fields`` follow from ``_LAYOUTS``, in order. A frame
 announces its bytes by its two positions; what does not fit into one WebSocket message follows in kind 3. Messages of
 kind 1 may come between. Epochs and positions are integers of 64 bits.
 
@@ -117,14 +117,14 @@ def _member(value: Any) -> Member:
 
 
 def _handshake(value: Any) -> Handshake:
-    incarnation, number = value
-    return Handshake(Incarnation(_text(incarnation)), _whole(number))
+    incarnation, number, start = value
+    return Handshake(Incarnation(_text(incarnation)), _whole(number), _whole(start))
 
 
 _WHOLE, _BOOL, _TEXT = _Kind(_same, _whole), _Kind(_same, _bool), _Kind(_same, _text)
 _HISTORY = _Kind(lambda value: [[entry.epoch, entry.start] for entry in value], _history)
 _MEMBER = _Kind(lambda value: [value.node, value.address, value.ordinal], _member)
-_HANDSHAKE = _optional(_Kind(lambda value: [value.incarnation, value.number], _handshake))
+_HANDSHAKE = _optional(_Kind(lambda value: [value.incarnation, value.number, value.start], _handshake))
 
 # Tag, and the fields behind the header, by name. A tag is never given anew.
 _LAYOUTS: dict[type, tuple[int, dict[str, _Kind]]] = {

@@ -13,6 +13,7 @@ is_rebuilt     bool   what precedes the log is here; false: blank, or half rebui
 is_unclean     bool   acknowledged records of ``flush: interval`` may be missing
 boot_id        str    the machine's start under which this was stored
 was_shut_down  bool   all that was written is durable, and nothing was written since
+starts         int    processes that have opened the folder; left out: not counted yet
 ============== ====== ==========================================================================
 
 Invariants: the file is older than no byte that was appended, cut or reported in its epoch; ``was_shut_down`` is
@@ -35,7 +36,7 @@ VERSION = 1
 NAME = "group"
 _TYPES: dict[str, type] = {
     "version": int, "group_id": str, "epoch": int, "record_version": int, "is_rebuilt": bool, "is_unclean": bool,
-    "boot_id": str, "was_shut_down": bool,
+    "boot_id": str, "was_shut_down": bool, "starts": int,
 }  # fmt: skip
 
 
@@ -53,7 +54,7 @@ def encode(stored: Stored) -> bytes:
             "version": VERSION, "group_id": stored.group_id, "epoch": meta.epoch, "record_version": meta.version,
             "is_rebuilt": meta.is_rebuilt, "is_unclean": meta.is_unclean, "boot_id": meta.boot_id,
             "was_shut_down": stored.was_shut_down,
-        }
+        } | ({"starts": meta.starts} if meta.starts else {})
     )  # fmt: skip
     return crc32c(body).to_bytes(4, "little") + body
 
@@ -70,6 +71,7 @@ def parse(data: bytes, path: str) -> Stored:
         raise Invalid(
             f"{path}: version {document.get('version')} was written by a newer firn; this reads {VERSION}"
         )
+    document.setdefault("starts", 0)
     for name, kind in _TYPES.items():
         if type(document.get(name)) is not kind:
             raise Corrupt(
@@ -77,7 +79,7 @@ def parse(data: bytes, path: str) -> Stored:
             )
     meta = Meta(
         Epoch(document["epoch"]), document["record_version"], document["is_rebuilt"], document["is_unclean"],
-        document["boot_id"],
+        document["boot_id"], document["starts"],
     )  # fmt: skip
     return Stored(GroupId(document["group_id"]), meta, document["was_shut_down"])
 
