@@ -13,13 +13,16 @@ import pytest
 from firn_sim.batches import batch, sized
 from firn_sim.disk import SimDisk
 
-from firn.batch import header_crc
+from firn.batch import Identity, columns_of, encode, header_crc
 from firn.errors import Corrupt, Invalid
-from firn.types import Epoch, Position
+from firn.topicspec import DurabilitySpec, TopicSpec
+from firn.types import TOPICS_TOPIC_ID, Epoch, Position
 from firn_node.clock import RealRandomness
 from firn_node.disk import RealDisk
 from firn_node.dump import read_any
+from firn_node.engine.catalogue import topic_value
 from firn_node.engine.identity import load_identity
+from firn_node.engine.membership import makes_interval
 from firn_node.filecache import FileCache
 from firn_node.log import CommitLog
 from firn_node.offline.audit import audit_folder
@@ -250,6 +253,23 @@ def opened(disk: SimDisk, log: CommitLog, *, boot_id: str = "boot-1", has_interv
     return open_folder(
         disk, "/d", GROUP, log, boot_id=boot_id, committed=log.durable_end, has_interval=has_interval
     )
+
+
+def made(flush: str) -> bytes:
+    """The record that creates a topic."""
+    value = topic_value(9, TopicSpec(durability=DurabilitySpec(flush=flush)))
+    identity = Identity(topic_id=TOPICS_TOPIC_ID, partition=0, epoch=1, append_timestamp=1)
+    return encode(columns_of([b"orders"], [value], 1), identity)
+
+
+def test_a_topic_of_flush_interval_that_the_checkpoint_does_not_know_is_found_in_the_log() -> None:
+    log = open_log(SimDisk(1))
+    log.append([of_epoch(1, 300, 0), made("sync")])
+    assert not makes_interval(log, 0)
+    checkpoint = log.written_end
+    log.append([of_epoch(1, 300, 1), made("interval")])
+    assert makes_interval(log, checkpoint)
+    assert not makes_interval(log, log.written_end)
 
 
 def test_a_new_folder_starts_with_nothing_and_proves_that_no_other_process_has_it() -> None:

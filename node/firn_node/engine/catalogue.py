@@ -31,6 +31,12 @@ def topic_value(topic_id: int, spec: TopicSpec) -> bytes:
     return bytes(msgpack.packb({"id": f"{topic_id:016x}", "spec": spec.document()}))
 
 
+def topic_of(name: str, value: bytes) -> TopicInfo:
+    """The topic that a ``__topics`` record makes or changes."""
+    fields = msgpack.unpackb(value)
+    return TopicInfo(name, int(fields["id"], 16), parse_spec(fields["spec"]))
+
+
 @dataclass(slots=True)
 class Catalogue:
     """Committed topics by name and id. ``on_delete`` is called with each topic that goes."""
@@ -67,8 +73,7 @@ class Catalogue:
             if known is not None:
                 self._remove(known)
             return
-        fields = msgpack.unpackb(value)
-        topic = TopicInfo(name, int(fields["id"], 16), parse_spec(fields["spec"]))
+        topic = topic_of(name, value)
         if known is not None and known.topic_id != topic.topic_id:
             self._remove(known)
         self.by_name[name] = topic
