@@ -66,12 +66,14 @@ class FirnBroker:
         *,
         flush: str = "interval",
         partitions: int = 1,
+        min_in_sync: int = 1,
         compaction: Mapping[str, Any] | None = None,
     ) -> None:
         """``compaction``: fields that differ from ``QUIET``."""
+        durability = {"flush": flush, "minInSync": min_in_sync}
         spec = {**QUIET, "compaction": {**QUIET["compaction"], **(compaction or {})}}
         with Client(self.address) as client:
-            client.create_topic(name, partitions=partitions, durability={"flush": flush}, **spec)
+            client.create_topic(name, partitions=partitions, durability=durability, **spec)
 
     def delete_topic(self, name: str) -> None:
         with Client(self.address) as client:

@@ -28,10 +28,10 @@ READY_S = 120.0
 # Kafka's defaults, but for: one node's replication factors; a cleaner that looks every 100 ms instead of 15 s and has
 # the map of its default size; files of deleted topics gone in a second.
 PROPERTIES = """\
-process.roles=broker,controller
-node.id=1
+process.roles={roles}
+node.id={node}
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
+listeners={listeners}
 advertised.listeners=PLAINTEXT://127.0.0.1:{port}
 controller.listener.names=CONTROLLER
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
@@ -103,9 +103,12 @@ def _admin_module() -> Any:
 
 
 class KafkaBroker:
-    """One node on a fixed data folder. ``is_quick``: started for the harness's sake, not to be measured."""
+    """One node on a fixed data folder. ``is_quick``: started for the harness's sake, not to be measured.
 
-    def __init__(self, folder: Path, *, is_quick: bool = False) -> None:
+    ``joins``: the first node of a cluster that this one is the second node of; else it is a cluster of its own.
+    """
+
+    def __init__(self, folder: Path, *, is_quick: bool = False, joins: "KafkaBroker | None" = None) -> None:
         self.folder = folder
         self._jvm = QUICK_JVM if is_quick else ()
         self._libs = jars()
@@ -113,15 +116,24 @@ class KafkaBroker:
         self._admin: Any = None  # one for the broker's life: its answers die with it
         port = _free_port()
         self.address = f"127.0.0.1:{port}"
+        self._controller = joins._controller if joins else _free_port()
+        self._cluster = (
+            joins._cluster if joins else base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        )
+        listeners = [f"PLAINTEXT://{self.address}"] + (
+            [] if joins else [f"CONTROLLER://127.0.0.1:{self._controller}"]
+        )
         folder.mkdir(parents=True, exist_ok=True)
         self._properties = folder / "server.properties"
         self._log = folder / "broker.log"
         self._properties.write_text(
-            PROPERTIES.format(port=port, controller=_free_port(), folder=(folder / "data").resolve())
+            PROPERTIES.format(
+                roles="broker" if joins else "broker,controller", node=2 if joins else 1, port=port,
+                controller=self._controller, listeners=",".join(listeners), folder=(folder / "data").resolve(),
+            )
             + (QUICK_PROPERTIES if is_quick else "")
-        )
-        id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        self.tool("kafka.tools.StorageTool", "format", "-t", id, "-c", str(self._properties))
+        )  # fmt: skip
+        self.tool("kafka.tools.StorageTool", "format", "-t", self._cluster, "-c", str(self._properties))
 
     def tool(self, name: str, *arguments: str) -> str:
         """What one of Kafka's Java tools prints. Errors: RuntimeError."""
@@ -153,10 +165,10 @@ class KafkaBroker:
                 time.sleep(0.02)
 
     def create_topic(
-        self, name: str, settings: Mapping[str, str] | None = None, *, partitions: int = 1
+        self, name: str, settings: Mapping[str, str] | None = None, *, partitions: int = 1, replicas: int = 1
     ) -> None:
         admin = _admin_module()
-        topic = admin.NewTopic(name, partitions, 1, config=dict(settings or {}))
+        topic = admin.NewTopic(name, partitions, replicas, config=dict(settings or {}))
         self._admin.create_topics([topic])[name].result()
 
     def delete_topic(self, name: str) -> None:
