@@ -54,8 +54,9 @@ drill: setup  ## every failure drill: one broker killed 200 times, then the dril
 	@$(RUN)/python benchmarks/drill_sigkill.py
 	@$(RUN)/firn drill all
 
-simulate: setup  ## run the simulated broker group: SEEDS=1000 new seeds, or one again: SEED=123
-	@PYTHONPATH=tests/support $(RUN)/python -m firn_sim $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200))
+simulate: setup  ## run the simulated broker group: SEEDS=1000 new seeds, one again: SEED=123; FAULTS=failovers: mostly those
+	@PYTHONPATH=tests/support $(RUN)/python -m firn_sim --faults $(or $(FAULTS),all) \
+		$(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200))
 
 clean:  ## remove .venv and caches
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

@@ -186,6 +186,18 @@ def test_a_standby_cuts_once_the_epoch_is_durable_and_follows_once_the_cut_is() 
     assert (report.written, report.durable, report.header.epoch) == (6, 6, 2)
 
 
+def test_a_master_that_restarted_and_was_elected_again_is_greeted_at_once() -> None:
+    state, handshake = greeted()
+    state, ordered = steps(state, welcome(handshake, 10))
+    state, _ = steps(state, stored(ordered))
+    again = replace(RECORD, version=6, epoch=Epoch(3), master=Master(A, Incarnation("a2")))
+    state, ordered = steps(state, ev.RecordRead(again))
+    (hello,) = of(Hello, ordered)
+    assert hello.header.epoch == 3
+    state, ordered = steps(state, ev.RecordRead(replace(again, version=7)))
+    assert not of(Hello, ordered), "a renewal is no reason"
+
+
 def test_a_sync_that_began_before_the_cut_reports_nothing() -> None:
     state, handshake = greeted()
     state, ordered = steps(state, welcome(handshake, 6))
@@ -237,6 +249,23 @@ def test_a_cut_below_the_committed_position_by_accepted_loss_keeps_the_tail_and_
     state, ordered = steps(state, welcome(handshake, 6, forced_epoch=2))
     assert not of(ev.Stop, ordered)[0].is_bug
     assert of(ev.Rebuild, ordered)[0].keeps_tail
+
+
+def test_a_blank_node_that_began_past_a_new_masters_log_starts_anew() -> None:
+    blank = Startup(Meta(), LogView())
+    state, seen = steps(started(blank), ev.RecordRead(RECORD))
+    state, _ = steps(state, stored(seen))
+    handshake = of(Hello, seen)[0].header.handshake
+    state, ordered = steps(state, welcome(handshake, 16))
+    state, _ = steps(state, stored(ordered))
+    state, _ = steps(
+        state, ev.Received(Committed(Header(GROUP, Epoch(2), A, handshake), Position(16), Position(16)))
+    )
+    assert state.committed == 16
+    state, ordered = steps(state, ev.Tick(), now=10.0)
+    _, ordered = steps(state, welcome(of(Hello, ordered)[0].header.handshake, 8), now=10.0)
+    assert not of(ev.Stop, ordered)[0].is_bug
+    assert [each.keeps_tail for each in of(ev.Rebuild, ordered)] == [False]
 
 
 def test_a_standby_without_an_epoch_in_common_is_rebuilt() -> None:

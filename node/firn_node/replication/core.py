@@ -55,6 +55,7 @@ from firn_node.replication.state import (
     LOG_BEGIN,
     NEVER,
     NO_EPOCH,
+    Following,
     Me,
     Role,
     Startup,
@@ -242,7 +243,7 @@ def _follow_record(turn: Turn, record: GroupRecord, sent_at: float) -> None:
     turn.update(asked_epoch=NO_EPOCH)
     mastership.ask_again_to_be_nobody(turn)
     following = turn.state.following
-    if following is None or (record.epoch >= following.epoch and _master_of(record) != following.master):
+    if following is None or _is_another_mastership(record, following):
         turn.update(following=None)
         standby.seek(turn)
 
@@ -254,8 +255,10 @@ def _note_members(turn: Turn, record: GroupRecord) -> None:
         turn.update_mastery(joining=joining)
 
 
-def _master_of(record: GroupRecord) -> str | None:
-    return record.master.log_id if record.master is not None else None
+def _is_another_mastership(record: GroupRecord, following: Following) -> bool:
+    """Another master, or the same one in a later epoch: it has lost what it knew of this node."""
+    master = record.master.log_id if record.master is not None else None
+    return record.epoch > following.epoch or (record.epoch == following.epoch and master != following.master)
 
 
 def _take_over(turn: Turn, sent_at: float) -> None:

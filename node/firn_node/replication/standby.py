@@ -102,9 +102,12 @@ def on_welcome(turn: Turn, welcome: Welcome) -> None:
 
 
 def _judge_lost_records(turn: Turn, welcome: Welcome, cut: Position) -> None:
-    """The master lacks what is known to be committed: only a person may have wanted that."""
+    """The master lacks what is known to be committed: only a person may have wanted that, or nothing of it is in
+    this log yet: a blank node began where an earlier master's log did, and the new one's begins before that."""
     if welcome.forced_epoch > turn.state.log.last_epoch:
         _rebuild(turn, f"records from position {cut} on were given up by accepted data loss", keeps_tail=True)
+    elif turn.log.is_empty:
+        _rebuild(turn, f"the new master's log begins at {cut}, the rebuild began at {turn.log.start}")
     else:
         turn.stop(
             f"master {welcome.header.log_id} of epoch {welcome.header.epoch} asks to cut to {cut}, "

@@ -6,7 +6,7 @@ import sys
 import time
 
 from firn_sim.mutations import MUTATIONS, SEEDS, find
-from firn_sim.runs import run_seed, run_seeds
+from firn_sim.runs import MIXTURES, run_seed, run_seeds
 
 
 def main() -> int:
@@ -14,17 +14,20 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=200, help="how many runs")
     parser.add_argument("--first", type=int, help="the first seed; by default a new one each time")
     parser.add_argument("--seed", type=int, help="replay one")
+    parser.add_argument(
+        "--faults", choices=MIXTURES, default="all", help="every kind, or one failover after the other"
+    )
     parser.add_argument("--mutations", action="store_true", help="the table of docs/replication.md")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     args = parser.parse_args()
     if args.mutations:
         return print_mutations()
     if args.seed is not None:
-        _, counts, story = run_seed(args.seed)
+        _, counts, story = run_seed(args.seed, args.faults)
         print(story or f"seed {args.seed}: every invariant holds\n{counts}")
         return 1 if story else 0
     first = args.first if args.first is not None else time.time_ns() // 1_000_000 % 10**10 * 1000
-    tally = run_seeds(first, args.seeds, args.jobs)
+    tally = run_seeds(first, args.seeds, args.jobs, args.faults)
     print(f"seeds from {first}: {tally.summary()}")
     for _, story in tally.failures:
         print(story)

@@ -47,6 +47,7 @@ class Counts:
 
     steps: int = 0
     elections: int = 0
+    failovers: int = 0  # elections of another node than the last master, which had not chosen it
     committing_epochs: int = 0
     acknowledged: int = 0
     reads: int = 0
@@ -57,6 +58,17 @@ class Counts:
     forced: int = 0
     resignations: int = 0
     in_sync_changes: int = 0
+
+
+def _is_as_before(before: State | None, state: State) -> bool:
+    """Whether a step changed nothing that an invariant of the group speaks of, the log apart."""
+    return (
+        before is not None
+        and before.mastery is state.mastery
+        and before.role is state.role
+        and before.committed == state.committed
+        and before.dispatched == state.dispatched
+    )
 
 
 class Checkers:
@@ -75,6 +87,8 @@ class Checkers:
         self._first: dict[tuple[int, int], int] = {}  # (epoch, end): hash of the first log that had it
         self._checked: dict[LogId, int] = {}
         self._epochs_committing: set[int] = set()
+        self._last_master: LogId | None = None
+        self._checked_group: tuple[int, int, int] | None = None  # version, committed, seen
         self._world = world
         self._coordinator = coordinator
         self._has_interval = has_interval
@@ -88,6 +102,7 @@ class Checkers:
         counts = self.counts
         if old is None or new.epoch > old.epoch:
             counts.elections += 1
+            self._note_master(old, new)
         if old is not None and new.in_sync != old.in_sync:
             counts.in_sync_changes += 1
         if new.master is None:
@@ -96,6 +111,12 @@ class Checkers:
             counts.forced += 1
             self._give_up(new)
         self.excuse()
+
+    def _note_master(self, old: GroupRecord | None, new: GroupRecord) -> None:
+        assert new.master is not None, "an epoch begins with its master"
+        chosen = old.successor if old is not None else new.master.log_id
+        self.counts.failovers += new.master.log_id not in (self._last_master, chosen)
+        self._last_master = new.master.log_id
 
     def _give_up(self, record: GroupRecord) -> None:
         """A person accepted the loss of whatever the new master does not have."""
@@ -124,13 +145,17 @@ class Checkers:
         self.counts.steps += 1
         if state is None:
             return
-        if before is None or before.log != state.log:
+        has_new_log = before is None or (before.log is not state.log and before.log != state.log)
+        if has_new_log:
             self._check_log(node, before, state)
         if before is None or before.committed != state.committed:
             self._check_committed(node, before, state)
         if self._has_interval and state.mastery is not None:
             self._note_promised(node, state.mastery)
-        self.check_group()
+        known = (self._coordinator.version, self.committed.end, self.seen)
+        if has_new_log or known != self._checked_group or not _is_as_before(before, state):
+            self._checked_group = known
+            self.check_group()
 
     def acknowledged(self, node: SimNode, tickets: tuple[int, ...]) -> None:
         for ticket in tickets:
@@ -209,7 +234,7 @@ class Checkers:
             self.promised = Prefix(end, node.folder.log.chain_at(end) or 0)
 
     def check_group(self) -> None:
-        """Those that any step of anyone may break."""
+        """Those that a step of anyone may break; time alone only takes from a master what it may do."""
         record = self._coordinator.record
         if record is None:
             return

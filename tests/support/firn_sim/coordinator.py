@@ -29,6 +29,11 @@ class CoordinatorFaults:
     delay: tuple[float, float] = (0.001, 0.02)
     late_delay: tuple[float, float] = (0.3, 6.0)
 
+    @property
+    def latest(self) -> float:
+        """How long a request may be on its way."""
+        return self.late_delay[1] if self.late_request else self.delay[1]
+
 
 Answer = RecordRead | SwapAnswered
 

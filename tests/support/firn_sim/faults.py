@@ -6,7 +6,7 @@ them hit the master, many follow a change of the record at once.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from firn_sim.checkers import Checkers
@@ -28,6 +28,12 @@ class Profile:
     seconds: float = 25.0  # with faults
     fault_every: float = 1.2
     fault_after_change: float = 0.3  # probability that a change of in_sync or master is followed by one
+    at_master: float = 0.5  # share of the faults that hit the master
+    down_for: tuple[float, ...] = (
+        0.1,
+        1.0,
+        5.0,
+    )  # one of them, times 0.2 to 2, before a dead process starts again
     write_every: float = 0.15
     read_every: float = 0.1
     idle: float = 0.3  # share of the time in which nobody writes
@@ -81,6 +87,25 @@ def draw_profile(rng: random.Random) -> Profile:
             largest_min_in_sync=rng.choice((1, 1, 2)),
         ),
     )
+
+
+def draw_failovers(rng: random.Random) -> Profile:
+    """A run that loses one master after the other, beside less of everything else."""
+    profile = draw_profile(rng)
+    profile.seconds = 100.0
+    profile.nodes = rng.choice((3, 3, 3, 4))
+    profile.at_master = 0.95
+    profile.fault_every, profile.fault_after_change = 0.6, rng.choice((0.3, 0.5))
+    profile.down_for = (0.5, 1.0, 2.0)
+    profile.write_every = 0.2
+    profile.options = replace(profile.options, timing=Timing(lease_ttl=1.0, replica_max_lag=0.5))
+    for name in profile.weights:
+        profile.weights[name] *= 0.1
+    for name in ("power", "deposed", "split"):
+        profile.weights[name] += rng.choice((0.0, 1.0, 2.0))
+    profile.weights["kill"] += 3.0
+    profile.weights["heal"] = 3.0
+    return profile
 
 
 FAULTS_FROM = 3.0  # seconds: by then the group is whole
@@ -138,9 +163,9 @@ class Faults:
         getattr(self, f"_fault_{name}")(self._victim())
 
     def _victim(self) -> SimNode:
-        """Half of the time the master."""
+        """The master, as often as the profile says, or anyone."""
         record = self._coordinator.record
-        if record is not None and record.master is not None and self._rng.random() < 0.5:
+        if record is not None and record.master is not None and self._rng.random() < self._profile.at_master:
             for node in self._nodes:
                 if node.folder.log_id == record.master.log_id:
                     return node
@@ -151,7 +176,7 @@ class Faults:
             node.start()
             self.tell(f"{node.name} starts")
 
-        self._world.at(self._rng.choice((0.1, 1.0, 5.0)) * self._rng.uniform(0.2, 2.0), again)
+        self._world.at(self._rng.choice(self._profile.down_for) * self._rng.uniform(0.2, 2.0), again)
 
     def _fault_kill(self, node: SimNode) -> None:
         if node.is_up:

@@ -39,12 +39,13 @@ class NotLive(AssertionError):
 
 class Group:
     def __init__(
-        self, seed: int, profile: Profile | None = None, rules: Rules = RULES,
+        self, seed: int, profile: Profile | None = None, rules: Rules = RULES, *,
+        draw: Callable[[random.Random], Profile] = draw_profile,
         make_log: Callable[..., ReplicaLog] = ReplicaLog,
     ) -> None:  # fmt: skip
         self.seed = seed
         self.rng = random.Random(seed)
-        self.profile = profile = profile or draw_profile(self.rng)
+        self.profile = profile = profile or draw(self.rng)
         self.world = World()
         self.network = SimNetwork(self.world, self._fork(), profile.network)
         self.coordinator = SimCoordinator(self.world, self._fork(), profile.coordinator)
@@ -163,7 +164,27 @@ class Group:
     # The end.
 
     def _settle(self) -> None:
-        self.world.run(self.world.now + 6.0 + 8 * self.profile.options.timing.lease_ttl)
+        """Until nothing of the faults is on its way any more and the group is whole, or its time is over."""
+        profile, now = self.profile, self.world.now
+        limit = now + 6.0 + 8 * profile.options.timing.lease_ttl
+        self.world.run(now + max(profile.network.latest, profile.coordinator.latest))
+        end = None
+        while self.world.now < limit and not self._is_whole(end):
+            end = max(node.folder.log.written for node in self.nodes)
+            self.world.run(min(self.world.now + 0.5, limit))
+
+    def _is_whole(self, end: int | None) -> bool:
+        """One master, all in sync, and everyone knows for committed what was anywhere a moment ago."""
+        record = self.coordinator.record
+        states = [node.state for node in self.nodes if node.state is not None]
+        return (
+            record is not None
+            and end is not None
+            and record.in_sync == {node.folder.log_id for node in self.nodes}
+            and sum(state.role is Role.MASTER for state in states) == 1
+            and len(states) == len(self.nodes)
+            and all(state.committed >= end for state in states)
+        )
 
     def _accept_loss(self) -> bool:
         """Where the rules wait for a person: nobody in sync is left who may stand. The longest log is chosen."""
@@ -221,11 +242,11 @@ class Group:
 
 
 def simulate(
-    seed: int, *, rules: Rules = RULES, profile: Profile | None = None,
+    seed: int, *, draw: Callable[[random.Random], Profile] = draw_profile,
     make_log: Callable[..., ReplicaLog] = ReplicaLog,
 ) -> Counts:  # fmt: skip
     """One run. *Errors*: Violated or NotLive, with the story of its faults as notes."""
-    group = Group(seed, profile, rules, make_log)
+    group = Group(seed, draw=draw, make_log=make_log)
     try:
         return group.run()
     except Exception as error:

@@ -19,6 +19,11 @@ class NetworkFaults:
     late_delay: tuple[float, float] = (0.5, 6.0)
     is_ordered: bool = True  # what is neither late nor doubled arrives in order, as over one connection
 
+    @property
+    def latest(self) -> float:
+        """How long a message may be on its way."""
+        return self.late_delay[1] if self.late or self.doubled else self.delay[1]
+
 
 class SimNetwork:
     def __init__(self, world: World, rng: random.Random, faults: NetworkFaults) -> None:

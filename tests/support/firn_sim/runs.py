@@ -5,15 +5,20 @@ import multiprocessing
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
+from functools import partial
 from itertools import count, islice
 
 from firn_sim.checkers import Counts
+from firn_sim.faults import draw_failovers, draw_profile
 from firn_sim.firnlog import FirnLog
 from firn_sim.group import simulate
 from firn_sim.replicalog import ReplicaLog
 
 CHUNK = 8
 FIRN_LOG_EVERY = 4  # every fourth seed runs the broker's own commit log
+MIXTURES = {"all": draw_profile, "failovers": draw_failovers}  # of faults
+
+Outcome = tuple[int, Counts | None, str]  # the seed, what it reached, the story of its failure
 
 
 @dataclass(slots=True)
@@ -44,23 +49,25 @@ class Tally:
         )
 
 
-def run_seed(seed: int) -> tuple[int, Counts | None, str]:
+def run_seed(seed: int, mixture: str = "all") -> Outcome:
     """One run, its failure as text: replayed by ``replay_command``."""
     try:
-        return seed, simulate(seed, make_log=FirnLog if seed % FIRN_LOG_EVERY == 0 else ReplicaLog), ""
+        make_log = FirnLog if seed % FIRN_LOG_EVERY == 0 else ReplicaLog
+        return seed, simulate(seed, draw=MIXTURES[mixture], make_log=make_log), ""
     except Exception as error:  # the boundary of a run: whatever it is, the seed goes with it
         notes = "\n".join(getattr(error, "__notes__", ()))
-        return seed, None, f"{type(error).__name__}: {error}\n{notes}\nreplay: {replay_command(seed)}"
+        replay = replay_command(seed, mixture)
+        return seed, None, f"{type(error).__name__}: {error}\n{notes}\nreplay: {replay}"
 
 
-def replay_command(seed: int) -> str:
-    return f"make simulate SEED={seed}"
+def replay_command(seed: int, mixture: str) -> str:
+    return f"make simulate SEED={seed}" + (f" FAULTS={mixture}" if mixture != "all" else "")
 
 
-def run_seeds(first: int, seeds: int, jobs: int) -> Tally:
+def run_seeds(first: int, seeds: int, jobs: int, mixture: str = "all") -> Tally:
     """``seeds`` runs from ``first`` on; stops asking for more after the first failure."""
     tally, began = Tally(), time.monotonic()
-    for outcome in _outcomes(islice(count(first), seeds), jobs):
+    for outcome in _outcomes(islice(count(first), seeds), jobs, mixture):
         tally.add(*outcome)
         if tally.failures:
             break
@@ -68,14 +75,15 @@ def run_seeds(first: int, seeds: int, jobs: int) -> Tally:
     return tally
 
 
-def _outcomes(seeds: Iterator[int], jobs: int) -> Iterator[tuple[int, Counts | None, str]]:
+def _outcomes(seeds: Iterator[int], jobs: int, mixture: str) -> Iterator[Outcome]:
+    run = partial(run_seed, mixture=mixture)
     if jobs == 1:
-        yield from map(run_seed, seeds)
+        yield from map(run, seeds)
         return
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
         while chunk := list(islice(seeds, CHUNK * jobs)):
-            yield from pool.map(run_seed, chunk)
+            yield from pool.map(run, chunk)
 
 
 def run_for(seconds: float, first: int) -> Tally:
