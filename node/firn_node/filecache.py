@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from firn_node.disk import Disk, File
 
@@ -43,8 +44,7 @@ class Lease:
         self.release()
 
 
-@dataclass(frozen=True, slots=True)
-class FileRange:
+class FileRange(NamedTuple):
     """Bytes ``[start, start + size)`` of a leased file, for ``pread`` or ``sendfile``. The taker releases."""
 
     lease: Lease

@@ -5,7 +5,6 @@ from; ``values`` puts them into the order of the keys.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -23,8 +22,7 @@ ANSWER_BYTES_MAX = 8 << 20  # of the values of one answer, and one batch more; w
 _ARENA_BYTES = 64 << 10
 
 
-@dataclass(frozen=True, slots=True)
-class FoundRow:
+class FoundRow(NamedTuple):
     """The newest served row of a key; ``value`` is None for a tombstone in its time."""
 
     offset: int

@@ -18,7 +18,7 @@ around the place where a fingerprint must lie. Invariant: fences never fall.
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import Lock
 from typing import Any, Protocol
 
@@ -28,11 +28,12 @@ from numpy.typing import NDArray
 from firn.batch import padded
 from firn.crc import crc32c
 from firn.errors import Corrupt
-from firn_node.disk import gather
+from firn_node.disk import File, gather
 from firn_node.filecache import FileCache
 from firn_node.kernels.compact import readonly
 from firn_node.kernels.jit import aligned
 from firn_node.kernels.lookup import lookup_newest, near
+from firn_node.kernels.single import NO_ROW, UNDECIDED, row_near
 from firn_node.kernels.windows import windows_in_blocks
 
 BLOCK_ROWS = 4096
@@ -160,29 +161,35 @@ class FileKeyIndex:
         number = max(bisect_left(fences, hi) - 1, 0)
         above = fences[number + 1] if number + 1 < len(fences) else 1 << 64
         if above > hi and len(fences) and self._is_checked[number]:
-            words = self._words_near(number, hi, above)
-            if words is not None:
-                return [(word & 0xFFFFFFFF) >> 1 for word in reversed(words) if word >> 32 == lo]
+            with self._cache.lease(self.path) as file:
+                found = self._rows_near(file, number, hi, lo, above)
+            if found is not None:
+                return found
         return candidates(self, hi, lo)
 
-    def _words_near(self, number: int, hi: int, above: int) -> Sequence[int] | None:
-        """The words of ``hi`` in a block whose next fence is ``above``; None: they are not where they should be."""
+    def _rows_near(self, file: File, number: int, hi: int, lo: int, above: int) -> list[int] | None:
+        """As ``find``, in a block whose next fence is ``above``; None: they are not where they should be."""
         rows, position = self._extent(number)
         least = self._fence_view[number]
         guess = (hi - least) * rows // (above - least) if hi > least else 0
         first = max(0, min(guess, rows) - _NEAR_ROWS // 2)
         count = min(_NEAR_ROWS, rows - first)
-        with self._cache.lease(self.path) as file:
-            data = file.pread(8 * count, position + 8 * first)
-            if len(data) != 8 * count:
-                return None
-            his = memoryview(data).cast("Q")
-            if (first and his[0] >= hi) or (first + count < rows and his[-1] <= hi):
-                return None
-            a = bisect_left(his, hi)
-            b = bisect_right(his, hi, a)
-            words = file.pread(8 * (b - a), position + 8 * (rows + first + a)) if a < b else b""
-        return memoryview(words).cast("Q") if len(words) == 8 * (b - a) else None
+        if (fd := file.fileno()) is not None:
+            row = row_near(fd, position, rows, first, count, hi, lo)
+            if row != UNDECIDED:
+                return [] if row == NO_ROW else [row]
+        data = file.pread(8 * count, position + 8 * first)
+        if len(data) != 8 * count:
+            return None
+        his = memoryview(data).cast("Q")
+        if (first and his[0] >= hi) or (first + count < rows and his[-1] <= hi):
+            return None
+        a = bisect_left(his, hi)
+        b = bisect_right(his, hi, a)
+        raw = file.pread(8 * (b - a), position + 8 * (rows + first + a)) if a < b else b""
+        if len(raw) != 8 * (b - a):
+            return None
+        return [(word & 0xFFFFFFFF) >> 1 for word in reversed(memoryview(raw).cast("Q")) if word >> 32 == lo]
 
     def find_newest(self, hi: U64, lo: U32, numbers: I64) -> I64:
         """Reads near the place of each, all at once; what is not near, or not alone there, is doubtful."""

@@ -30,6 +30,7 @@ from firn.values import LATER
 from firn_node.compaction.answers import I64, FoundRow
 from firn_node.compaction.taking import ROW_COSTS_BYTES, Even, Source, Taking
 from firn_node.kernels.jit import aligned
+from firn_node.kernels.single import FOUND, OTHER_KEY, STAMP_AND_DELTA, UNREADABLE, VALUE_AT, even_row
 from firn_node.kernels.taking import take_rows
 
 _HELD_BYTES_MAX = 4096  # a batch of at most so many bytes is kept whole
@@ -173,8 +174,31 @@ class PlainRows:
         self.nbytes = 1024 + len(held) + self._keys.nbytes + self._values.nbytes
 
     def row(self, at: int, key: bytes) -> FoundRow | None:
+        if self.even is not None and not self._held:
+            if len(key) != self.even.key_size:
+                return None
+            out = np.zeros(VALUE_AT + max(self.even.value_size, 0), np.uint8)
+            found = self._even_row(self.even, at, np.frombuffer(key, np.uint8), out)
+            if found == OTHER_KEY:
+                return None
+            if found == FOUND:
+                raw = out.tobytes()
+                stamp, delta = STAMP_AND_DELTA.unpack_from(raw)
+                value = None if self.even.value_size < 0 else raw[VALUE_AT:]
+                return FoundRow(self._base + (delta if self._is_sparse else at), stamp, value, None, {})
         with self._reading() as read:
             return self._row(read, at, key)
+
+    def _even_row(self, even: Even, at: int, key: NDArray[np.uint8], out: NDArray[np.uint8]) -> int:
+        part = self._source.range(self._position, self._size)
+        with part.lease as file:
+            if (fd := file.fileno()) is None:
+                return UNREADABLE
+            found: int = even_row(
+                fd, part.start, at, even.keys_at, even.values_at, even.value_size, even.stamps_at, even.deltas_at,
+                self._size, key, out,
+            )  # fmt: skip
+        return found
 
     def _row(self, read: Read, at: int, key: bytes) -> FoundRow | None:
         start, size = self._keys.place(read, at)

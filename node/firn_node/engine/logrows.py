@@ -10,8 +10,8 @@ Any thread.
 
 from bisect import bisect_right
 from collections import OrderedDict
-from dataclasses import dataclass
 from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,8 +33,7 @@ _PLACES_MAX = 1 << 14  # even batches in the tables of all partitions: then they
 PartitionKey = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class LogBatch:
+class LogBatch(NamedTuple):
     """One batch: offsets ``[base, end)``, bytes ``[position, position + size)``."""
 
     base: int
@@ -170,7 +169,10 @@ class LogRows:
             if self._places_held >= _PLACES_MAX:
                 self._places.clear()
                 self._places_held = 0
-            self._places_held += self._places.setdefault(key, _Places()).add(batch, even)
+            places = self._places.get(key)
+            if places is None:
+                places = self._places[key] = _Places()
+            self._places_held += places.add(batch, even)
 
     def _check_truncations(self) -> None:
         """Under the lock: nothing that was known before a truncation is believed."""

@@ -35,6 +35,7 @@ from firn_node.kernels.jit import aligned
 from firn_node.kernels.sorting import sort_key_index
 
 U64 = NDArray[np.uint64]
+I64 = NDArray[np.int64]
 TAIL_ROWS_MIN = 16
 TAIL_ROWS_MAX = 1024  # of a tail that lookups scan
 BULK_ROWS_MAX = (
@@ -81,10 +82,11 @@ _NO_ROWS.flags.writeable = False
 class ActiveIndex:
     """The offsets of each fingerprint in ``[start, end)``; begins empty at offset ``base``."""
 
-    __slots__ = ("_state", "_writing")
+    __slots__ = ("_state", "_tabled", "_writing")
 
     def __init__(self, base: int) -> None:
         self._state = _State(base, (), base, _NO_ROWS, base)
+        self._tabled: tuple[tuple[_Run, ...], I64] = _tabled(())
         self._writing = threading.Lock()
 
     @property
@@ -137,17 +139,18 @@ class ActiveIndex:
 
     def newest(self, hi: int, lo: int, *, below: int | None = None) -> Iterator[int]:
         """The offsets below ``below`` that have this fingerprint, newest first."""
-        state = self._searchable()
+        state, tabled = self._searchable(), self._tabled
+        if tabled[0] is not state.runs:
+            tabled = self._tabled = _tabled(state.runs)
         key, low = np.uint64(hi), np.uint64(lo)
-        limit = _limit(state, below) - state.tail_base
-        while limit > 0 and (row := int(runs.newest_in_tail(state.tail, key, low, limit))) >= 0:
-            yield state.tail_base + row
-            limit = row
-        for run in reversed(state.runs):
-            limit = _limit(state, below, run)
-            while (row := int(runs.newest_in_run(run.rows, run.rows.shape[1], key, low, limit))) >= 0:
-                yield run.base + row
-                limit = row
+        offset = state.end if below is None else below
+        while True:
+            offset = int(
+                runs.newest_offset(state.tail, state.tail_base, state.end, tabled[1], key, low, offset)
+            )
+            if offset < 0:
+                return
+            yield offset
 
     def newest_many(self, hi: U64, lo: NDArray[np.uint32], *, below: int | None = None) -> NDArray[np.int64]:
         """The newest offset below ``below`` of each fingerprint, -1 where there is none.
@@ -228,6 +231,12 @@ def _joined(parts: list[_Run]) -> U64:
         at = sizes.index(min(sizes))
         parts[at : at + 2] = [_merged(parts[at], parts[at + 1])]
     return parts[0].rows
+
+
+def _tabled(held: tuple[_Run, ...]) -> tuple[tuple[_Run, ...], I64]:
+    """Runs, and the table of them that ``runs.newest_offset`` reads."""
+    rows = [(run.rows.ctypes.data, run.base, run.end) for run in held]
+    return held, np.array(rows, np.int64).reshape(len(rows), 3)
 
 
 def _limit(state: _State, below: int | None, run: _Run | None = None) -> int:

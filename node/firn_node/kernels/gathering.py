@@ -1,4 +1,5 @@
-"""Many small reads of one file in one call: the only kernel that does I/O, for ``firn_node.disk.gather`` alone.
+"""Many small reads of one file in one call: for ``firn_node.disk.gather`` alone. Of the other kernels only ``single``
+does I/O.
 
 A read of a row costs the kernel of the machine half a microsecond, and Python two more.
 """
@@ -10,9 +11,7 @@ from numba import types
 from firn_node.kernels.jit import kernel
 
 # ssize_t pread(int, void *, size_t, off_t); the pointer goes as a number.
-_pread: Any = types.ExternalFunction(
-    "pread", types.int64(types.int32, types.int64, types.uint64, types.int64)
-)
+pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.int64, types.uint64, types.int64))
 
 
 @kernel("int64(int32, Array(int64, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), uint8[::1])")
@@ -20,7 +19,7 @@ def pread_many(fd: Any, positions: Any, sizes: Any, out: Any) -> Any:
     """How many of the ranges were read whole, one after another into ``out``; stops at the first that was not."""
     at = out.ctypes.data
     for i in range(len(positions)):
-        if _pread(fd, at, sizes[i], positions[i]) != sizes[i]:
+        if pread(fd, at, sizes[i], positions[i]) != sizes[i]:
             return i
         at += sizes[i]
     return len(positions)

@@ -6,10 +6,12 @@ A run is one ``u64[2, n]``: ``hi`` and ``word``, in key index order. The tail is
 from typing import Any
 
 import numpy as np
+from numba.np.numpy_support import carray
 
 from firn_node.kernels.jit import kernel
 from firn_node.kernels.lookup import newest_row
 from firn_node.kernels.merging import merge_rows
+from firn_node.kernels.pointing import pointer_to
 
 _RUN = "Array(uint64, 2, 'C', readonly=True)"
 _KEYS = "Array(uint64, 1, 'C', readonly=True)"
@@ -28,18 +30,30 @@ def put_rows(hi: Any, lo: Any, tombstone: Any, skip: Any, count: Any, into: Any,
         )
 
 
-@kernel(f"int64({_RUN}, int64, uint64, uint64, int64)")
-def newest_in_run(run: Any, rows: Any, hi: Any, lo: Any, limit: Any) -> Any:
-    """The greatest row below ``limit`` with this fingerprint, or -1."""
-    return newest_row(run[0], run[1], rows, hi, lo, limit)
-
-
 @kernel(f"int64({_RUN}, uint64, uint64, int64)")
 def newest_in_tail(tail: Any, hi: Any, lo: Any, limit: Any) -> Any:
-    """The same in a tail, searched from column ``limit - 1`` down."""
+    """The greatest row below ``limit`` with this fingerprint, or -1; searched from column ``limit - 1`` down."""
     for row in range(limit - 1, -1, -1):
         if tail[0, row] == hi and tail[1, row] >> np.uint64(32) == lo:
             return np.int64(row)
+    return np.int64(-1)
+
+
+@kernel(f"int64({_RUN}, int64, int64, Array(int64, 2, 'C', readonly=True), uint64, uint64, int64)")
+def newest_offset(tail: Any, tail_base: Any, end: Any, table: Any, hi: Any, lo: Any, below: Any) -> Any:
+    """The greatest offset below ``below`` with this fingerprint, in a tail up to offset ``end`` and in runs; or -1.
+
+    *Shape*: ``table`` has a row a run, oldest first: the address of its rows, its base, its end.
+    """
+    for row in range(min(below, end) - tail_base - 1, -1, -1):
+        if tail[0, row] == hi and tail[1, row] >> np.uint64(32) == lo:
+            return tail_base + row
+    for i in range(len(table) - 1, -1, -1):
+        base, rows = table[i, 1], table[i, 2] - table[i, 1]
+        run = carray(pointer_to(table[i, 0]), (2, rows), np.uint64)
+        row = newest_row(run[0], run[1], rows, hi, lo, min(below, table[i, 2]) - base)
+        if row >= 0:
+            return base + row
     return np.int64(-1)
 
 
