@@ -379,3 +379,50 @@ def test_writes_leave_a_broker_that_is_no_master_and_knows_none() -> None:
             assert old.records("t") == []
 
     asyncio.run(main())
+
+
+def test_who_sends_one_record_at_a_time_does_not_wait_for_the_end_of_the_turn() -> None:
+    async def work(broker: FakeBroker, client: Client) -> None:
+        producer = client.producer("t", linger_ms=0)
+        for i in range(8):
+            assert await producer.send(b"k", b"%d" % i) == (0, i)
+        sent = [producer.send(b"k", b"%d" % i) for i in range(8, 12)]
+        assert [await s for s in sent] == [(0, i) for i in range(8, 12)]
+        # The first of the four did not wait for the others, which went together.
+        assert [Batch(data).header.records for data in broker.produced] == [1] * 9 + [3]
+        assert [int(r.value or b"") for r in broker.records("t")] == list(range(12))
+        for i in range(12, 15):
+            producer.send(b"k", b"%d" % i)
+        await producer.flush()
+        assert [Batch(data).header.records for data in broker.produced[10:]] == [3]
+
+    with_broker(work)
+
+
+@pytest.mark.parametrize("fate", ["drop_before", "drop_after", "unavailable", "unavailable_after"])
+def test_a_record_that_was_sent_alone_is_repeated_until_it_is_there_once(fate: str) -> None:
+    async def work(broker: FakeBroker, client: Client) -> None:
+        producer = client.producer("t", linger_ms=0)
+        for i in range(20):
+            if i % 3 == 0:
+                broker.script.append(fate)
+            assert await producer.send(b"k", b"%d" % i) == (0, i)
+        assert [int(r.value or b"") for r in broker.records("t")] == list(range(20))
+
+    with_broker(work)
+
+
+def test_a_faulty_record_that_was_sent_alone_fails_on_its_own() -> None:
+    async def work(broker: FakeBroker, client: Client) -> None:
+        producer = client.producer("t", linger_ms=0)
+        for _ in range(8):
+            await producer.send(b"k", b"v")
+        faulty: Any = "a text"
+        sent = producer.send(faulty, b"v")
+        with pytest.raises(Invalid, match="record 8"):
+            await sent
+        assert await producer.send(b"k", b"v") == (0, 8)
+        with pytest.raises(Invalid, match="record 8"):
+            await producer.flush()
+
+    with_broker(work)

@@ -3,6 +3,7 @@
 import asyncio
 import random
 
+import numpy as np
 import pytest
 
 from firn import limits
@@ -49,7 +50,7 @@ def test_a_small_chunk_is_parted_as_a_large_one(count: int, partitions: int) -> 
             for c in cut(large, partitions, batch_bytes=1 << 20, now_ms=5)
         ]
         assert few == many
-        assert small.partitions.tolist() == large.partitions.tolist()
+        assert np.asarray(small.partitions).tolist() == np.asarray(large.partitions).tolist()
 
     asyncio.run(main())
 

@@ -28,6 +28,8 @@ PENDING, FAILED = -1, -2
 # What a record takes in a batch beside its key and value: two lengths and a timestamp.
 ROW_BYTES = 16
 
+_NONE: NDArray[np.int64] = np.empty(0, np.int64)
+_NONE.flags.writeable = False
 Lengths = tuple[NDArray[np.int64], NDArray[np.int64]]  # of keys, and of values: -1 is a tombstone
 Row = tuple[Any, Any, Any, Any, Any, Any, Any]  # key, value, tag, timestamp, headers, queues, partition
 FIELDS = 7
@@ -53,8 +55,9 @@ class Chunk:
         self.lengths: Lengths | None = None  # where all records are plain: see ``plain_lengths``
         self.records = 0
         self.bytes = 0
-        self.offsets: NDArray[np.int64] = np.empty(0, np.int64)
-        self.partitions: NDArray[np.int64] = np.empty(0, np.int64)
+        # Lists where few records were cut: an array costs more than it saves there.
+        self.offsets: NDArray[np.int64] | list[int] = _NONE
+        self.partitions: NDArray[np.int64] | list[int] = _NONE
         self.errors: dict[int, FirnError] = {}
         self.failure: FirnError | None = None  # the first of ``errors``
         self.left = -1  # rows without an outcome; -1: not cut yet
@@ -83,17 +86,31 @@ class Chunk:
         self.left = self.records
         return fields
 
+    def opened_small(self) -> Fields:
+        """As ``opened``, of few records, all of partition 0 as yet."""
+        fields, self.fields = self.fields, []
+        self.offsets = [PENDING] * self.records
+        self.partitions = [0] * self.records
+        self.left = self.records
+        return fields
+
     @property
     def is_complete(self) -> bool:
         return self.left == 0
 
     def acknowledge(self, rows: NDArray[np.int64] | Sequence[int], base_offset: int) -> None:
-        self.offsets[rows] = np.arange(base_offset, base_offset + len(rows))
+        offsets = self.offsets
+        if isinstance(offsets, list):
+            for offset, row in enumerate(rows, base_offset):
+                offsets[row] = offset
+        else:
+            offsets[rows] = np.arange(base_offset, base_offset + len(rows))
         self._settled(len(rows))
 
     def fail(self, rows: Sequence[int] | NDArray[np.int64], error: FirnError) -> None:
         numbers = [int(row) for row in rows]
-        self.offsets[numbers] = FAILED
+        for row in numbers:
+            self.offsets[row] = FAILED
         self.errors.update(zip(numbers, repeat(error), strict=False))
         self.failure = self.failure or error
         self._settled(len(numbers))
@@ -120,7 +137,7 @@ class Chunk:
             await self._change()
         if self.failure is not None:
             raise self.failure
-        return self.partitions, self.offsets
+        return np.asarray(self.partitions, np.int64), np.asarray(self.offsets, np.int64)
 
     def _change(self) -> "Future[None]":
         """Done after the next outcome."""
@@ -254,16 +271,19 @@ def cut(chunk: Chunk, partitions: int, *, batch_bytes: int, now_ms: int) -> list
         for at, partition in enumerate(wanted):
             if partition is not None:
                 placed[at] = partition
+    chunk.partitions = np.zeros(chunk.records, np.int64)
     chunk.partitions[numbers] = placed
     return _part(lists, placed, numbers, partitions, batch_bytes)
 
 
 def cut_small(chunk: Chunk, partitions: int) -> list[Part]:
     """As ``cut``, for a chunk that is small: one batch a partition. *Effects*: the same."""
-    keys, values = chunk.opened()[:2]
+    keys, values = chunk.opened_small()[:2]
     parts = parted(keys, values, partitions)
     for partition, rows, _, _ in parts:
-        chunk.partitions[rows] = partition
+        if partition:
+            for row in rows:
+                chunk.partitions[row] = partition
     return parts
 
 

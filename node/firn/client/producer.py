@@ -2,7 +2,9 @@
 
 ``send`` -> open chunk -> (linger, or full) -> closed chunks -> cut into batches -> ``Outbox`` -> pipelined PRODUCE
 requests -> acknowledgements. One task, the *pump*, does all of it but the first step. Where it rests and a few plain
-records are all there is, ``_send_small`` does the same without waking it: that is the fast path of one record.
+records are all there is, ``_send_small`` does the same without waking it: that is the fast path of one record. Without
+a linger a record waits for what else is sent in this turn of the loop; after a few in a row that were alone, one that
+finds nothing unacknowledged does not (``_send_alone``).
 
 Invariants: at most ``buffer_bytes`` of closed, unacknowledged chunks (and one open one); requests of one producer
 leave in order on one stream; a request that was sent is answered, or fails, before its batches are sent again.
@@ -24,6 +26,7 @@ from typing import Any, Self
 from firn.batch import Buffer
 from firn.client.chunks import (
     FIELDS,
+    PENDING,
     PLAIN_FIELDS,
     Chunk,
     Fields,
@@ -50,7 +53,7 @@ from firn.errors import (
     from_document,
 )
 from firn.limits import BATCH_RECORDS_MAX
-from firn.wire import Message, Op
+from firn.wire import EMPTY_META, SMALL_BYTES_MAX, Message, Op
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +62,7 @@ REQUEST_BYTES = 1 << 20
 UNDER_WAY_BYTES_MAX = 8 << 20
 BATCH_BYTES_LARGEST = 16 << 20  # with one record of the largest size more, a batch stays below its limit
 LEAST_SLEEP_S = 0.005  # a retry that is due but finds no room must not spin
+_ALONE_MIN = 4  # chunks of one record in a row that are taken for a habit
 
 
 def wall_ms() -> int:
@@ -121,7 +125,7 @@ class Producer:
         self._limit = 0  # the open chunk is closed at this length of ``_rows``; 0: none is open
         self._chunk_records = FIRST_CHUNK_RECORDS
         self._chunk_bytes = settings.batch_bytes
-        self._is_due = False
+        self._alone = 0  # chunks of one record since a larger one
         self._closed: deque[Chunk] = deque()  # not cut yet
         self._open: deque[Chunk] = deque()  # cut, not complete
         self._buffered = 0
@@ -158,6 +162,8 @@ class Producer:
             if tag is None and timestamp is None and headers is None and queues is None and partition is None:
                 n = len(rows)
                 if n >= self._limit:
+                    if self._alone >= _ALONE_MIN and self._may_go_alone():
+                        return self._send_alone(key, value)
                     rows = self._next_chunk()
                     n = 0
                 rows.extend((key, value))  # whole, or not at all
@@ -233,12 +239,24 @@ class Producer:
                 "await a record that was sent, or flush"
             )
         self._limit = self._chunk_records * self._width
-        self._is_due = False
         if get_ident() == self._thread:
             self._start_linger(self._chunk)
         else:
             self._loop.call_soon_threadsafe(self._start_linger, self._chunk)
         return self._rows
+
+    def _may_go_alone(self) -> bool:
+        return (
+            not self._settings.linger_ms and not self._limit and not self._closed and not self._is_ended
+            and self._outbox is not None and not self._outbox.unsettled and get_ident() == self._thread
+        )  # fmt: skip
+
+    def _send_alone(self, key: Buffer, value: Buffer | None) -> Sent:
+        """Queue a record and send it, in the caller's turn."""
+        chunk = self._chunk
+        self._rows.extend((key, value))
+        self._linger_over(chunk)
+        return Sent((chunk, 0))
 
     def _start_linger(self, chunk: Chunk) -> None:
         if self._settings.linger_ms:
@@ -288,6 +306,7 @@ class Producer:
         else:
             chunk.fill(fields_of(rows, width))
         self._rows, self._limit = [], 0
+        self._alone = self._alone + 1 if chunk.records == 1 else 0
         self._enqueue(chunk)
         self._chunk_records = self._records_of_a_chunk(chunk)
 
@@ -380,7 +399,7 @@ class Producer:
             self._fail_chunk(self._closed.popleft(), error)
         for chunk in self._open:
             if not chunk.is_complete:  # cut, but not taken into the outbox
-                chunk.fail([i for i, offset in enumerate(chunk.offsets.tolist()) if offset == -1], error)
+                chunk.fail([i for i, offset in enumerate(chunk.offsets) if offset == PENDING], error)
         self._settled()
 
     def _fail_chunk(self, chunk: Chunk, error: FirnError) -> None:
@@ -476,7 +495,11 @@ class Producer:
         self, stream: Stream, outbox: Outbox, batches: Sequence[OutBatch]
     ) -> "asyncio.Future[None] | None":
         data = batches[0].data if len(batches) == 1 else b"".join([b.data for b in batches])
-        return stream.post(Op.PRODUCE, {}, data, partial(self._answered, outbox, batches))
+        answered = partial(self._answered, outbox, batches)
+        if len(data) <= SMALL_BYTES_MAX and stream.has_room:
+            stream.post_small(Op.PRODUCE, EMPTY_META, data, answered)
+            return None
+        return stream.post(Op.PRODUCE, {}, data, answered)
 
     def _answered(self, outbox: Outbox, batches: Sequence[OutBatch], found: Message | FirnError) -> None:
         now = self._loop.time()
