@@ -9,7 +9,7 @@ import pytest
 from firn import limits
 from firn.batch import Identity, columns_of, encode
 from firn.client.chunks import FIELDS, Chunk, cut, cut_small, fields_of
-from firn.client.small import RECORDS_MAX, encode_small, small_bytes
+from firn.client.small import RECORDS_MAX, Writer, encode_small, small_bytes
 
 SIZES = (0, 1, 7, 8, 9, 100)
 
@@ -23,9 +23,9 @@ def some(seed: int, count: int) -> tuple[list[bytes], list[bytes | None]]:
 @pytest.mark.parametrize("count", [1, 2, 3, 15, 16, 17, RECORDS_MAX])
 def test_a_small_batch_has_the_bytes_that_encode_gives(count: int) -> None:
     keys, values = some(count, count)
-    identity = Identity(topic_id=9, partition=3, producer_id=(1 << 64) - 1, producer_epoch=2, sequence=77)
-    found = encode_small(keys, values, 1_700_000_000_123, identity)
-    assert found == encode(columns_of(keys, values, 1_700_000_000_123), identity)
+    writer = Writer(topic_id=9, partition=3, producer_id=(1 << 64) - 1, producer_epoch=2, sequence=77)
+    found = encode_small(keys, values, 1_700_000_000_123, writer)
+    assert found == encode(columns_of(keys, values, 1_700_000_000_123), Identity(**writer._asdict()))
 
 
 @pytest.mark.parametrize("partitions", [1, 2, 7])
@@ -42,11 +42,11 @@ def test_a_small_chunk_is_parted_as_a_large_one(count: int, partitions: int) -> 
         large.fill(fields_of(flat))
         assert small.bytes == large.bytes
         few = [
-            (partition, rows, encode_small(keys, values, 5, Identity(topic_id=9, partition=0)))
+            (partition, rows, encode_small(keys, values, 5, Writer(9, partition, 0, 0, 0)))
             for partition, rows, keys, values in cut_small(small, partitions)
         ]
         many = [
-            (c.partition, c.rows.tolist(), encode(c.columns, Identity(topic_id=9, partition=0)))
+            (c.partition, c.rows.tolist(), encode(c.columns, Identity(topic_id=9, partition=c.partition)))
             for c in cut(large, partitions, batch_bytes=1 << 20, now_ms=5)
         ]
         assert few == many

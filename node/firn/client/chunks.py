@@ -34,6 +34,7 @@ Lengths = tuple[NDArray[np.int64], NDArray[np.int64]]  # of keys, and of values:
 Row = tuple[Any, Any, Any, Any, Any, Any, Any]  # key, value, tag, timestamp, headers, queues, partition
 FIELDS = 7
 PLAIN_FIELDS = 2  # of a record that has a key and a value alone
+_NOT_PLAIN = (None,) * (FIELDS - PLAIN_FIELDS)
 Fields = list[Any]  # the same seven, each as a list over the rows; None where no row was given any
 
 
@@ -175,7 +176,9 @@ class SentMany:
 
 def fields_of(flat: list[Any], width: int = FIELDS) -> Fields:
     """The seven lists of rows of which ``width`` fields lie behind one another in one list."""
-    return [*(flat[at::width] for at in range(width)), *[None] * (FIELDS - width)]
+    if width == PLAIN_FIELDS:
+        return [flat[::PLAIN_FIELDS], flat[1::PLAIN_FIELDS], *_NOT_PLAIN]
+    return [flat[at::width] for at in range(width)] + [None] * (FIELDS - width)
 
 
 def _full(fields: Fields) -> list[list[Any]]:

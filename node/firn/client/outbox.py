@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from firn.batch import Codecs, Identity, encode
 from firn.client.chunks import Chunk, Cut
-from firn.client.small import Part, encode_small
+from firn.client.small import Part, Writer, encode_small
 from firn.errors import FirnError, SequenceGap, Timeout
 from firn.limits import UNACKNOWLEDGED_BATCHES_MAX
 
@@ -98,7 +98,8 @@ class Outbox:
         lane = self._lanes.get(partition)
         if lane is None:
             lane = self._lanes[partition] = _Lane()
-        data = encode_small(keys, values, now_ms, self._identity(partition, lane))
+        writer = Writer(self._topic_id, partition, self.producer_id, lane.epoch, lane.next_sequence)
+        data = encode_small(keys, values, now_ms, writer)
         return self._add(lane, OutBatch(partition, lane.next_sequence, data, chunk, rows, deadline))
 
     def _identity(self, partition: int, lane: _Lane) -> Identity:
