@@ -8,6 +8,7 @@ A client may be used by several threads; a reader by one at a time.
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -22,6 +23,50 @@ from firn.record import Record
 T = TypeVar("T")
 
 __all__ = ["Client", "GroupOffset", "Producer", "Reader", "Record", "Snapshot", "Table"]
+
+
+class _Call:
+    """Work on its way through an event loop, for a thread that waits for it.
+
+    ``asyncio.run_coroutine_threadsafe`` does the same with two futures chained to one another, which costs a small
+    request a fifth of its time.
+    """
+
+    __slots__ = ("_loop", "_running", "_task", "_work")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any]) -> None:
+        self._loop = loop
+        self._work = work
+        self._task: asyncio.Task[Any] | None = None
+        self._running = threading.Lock()  # held until the work is done
+        self._running.acquire()
+        loop.call_soon_threadsafe(self._start)
+
+    def result(self, timeout: float | None) -> Any:
+        """What the work gives, or raises. Whatever ends the waiting before cancels the work. *Errors*: TimeoutError."""
+        try:
+            if not self._running.acquire(timeout=-1 if timeout is None else max(0.0, timeout)):
+                raise TimeoutError
+        except BaseException:
+            self._loop.call_soon_threadsafe(self._cancel)
+            raise
+        assert self._task is not None, "it is done"
+        if self._task.cancelled():
+            raise CancelledError
+        return self._task.result()
+
+    def _start(self) -> None:
+        self._task = self._loop.create_task(self._work)
+        self._task.add_done_callback(self._end)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        if not task.cancelled():
+            task.exception()  # who waited may have gone: that is no reason for a warning
+        self._running.release()
+
+    def _cancel(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
 
 
 class _Runner:
@@ -41,12 +86,8 @@ class _Runner:
         if self.loop.is_closed() or threading.current_thread() is self._thread:
             work.close()
             raise Unavailable("this client is closed, or was called from its own callback")
-        running = asyncio.run_coroutine_threadsafe(work, self.loop)
-        try:
-            return running.result(timeout)
-        except BaseException:
-            running.cancel()
-            raise
+        found: T = _Call(self.loop, work).result(timeout)
+        return found
 
     def close(self) -> None:
         if self.loop.is_closed() or threading.current_thread() is self._thread:
