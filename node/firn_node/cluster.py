@@ -178,11 +178,11 @@ class Supervisor:
             self._announcer.ready(",".join(self._addresses[each] for each in self._cluster.replicas))
 
     async def _end_all(self) -> None:
-        """Ask every replica to stop, all at once, and wait for them."""
+        """Ask every replica to stop, all at once, so that none hands over to another, and wait for them."""
         processes = list(self._running.values())
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+                process.send_signal(signal.SIGINT)
         if processes:
             await asyncio.wait([asyncio.create_task(p.wait()) for p in processes], timeout=STOP_S)
 

@@ -1,8 +1,8 @@
 """One broker process from start to stop: engine, port, topics of ``-f``, signals.
 
-Order at start: lock and engine (recovery), topics, port, then ``READY``. Order at stop (SIGINT, SIGTERM): the
-port refuses new requests and ends running ones, then the engine flushes and closes. A second signal ends the
-process at once: what was acknowledged is durable without any stop.
+Order at start: lock and engine (recovery), topics, port, then ``READY``. Order at stop (SIGINT, SIGTERM): a replica
+that is told SIGTERM steps aside for the others, the port refuses new requests and ends running ones, then the engine
+flushes and closes. A signal a second later ends the process at once: what was acknowledged is durable without any stop.
 """
 
 import asyncio
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from firn_node.security.trust import TrustFiles
 
 READY_POLL_S = 0.01
+_SAME_SIGNAL_S = 1.0  # a terminal's signal and that of the supervisor are one
 # One busy Python thread delays the event loop by a switch interval at a time; 5 ms by default.
 SWITCH_INTERVAL_S = 0.0005
 
@@ -64,8 +65,8 @@ async def run_broker(settings: BrokerSettings, topics: Sequence[TopicDocument], 
     """
     from firn_node.engine.broker import Broker
 
-    stopping = asyncio.Event()
-    _stop_on_signals(stopping)
+    stopping = _Stopping()
+    stopping.listen()
     async with _coordinator(settings) as coordinator:
         parts: dict[str, Any] = {"coordinator": coordinator, "dialling": _dialling(settings)}
         if orders := os.environ.get("FIRN_FAULTS"):  # a drill's
@@ -120,7 +121,7 @@ def _dialling(settings: BrokerSettings) -> "Dialling | None":
 
 async def _serve(
     broker: "Broker", settings: BrokerSettings, topics: Sequence[TopicDocument], announcer: Announcer,
-    stopping: asyncio.Event,
+    stopping: "_Stopping",
 ) -> None:  # fmt: skip
     from firn_node.server import serve
 
@@ -179,7 +180,7 @@ async def _security(
 
 async def _answer(
     broker: "Broker", address: str, topics: Sequence[TopicDocument], announcer: Announcer,
-    stopping: asyncio.Event,
+    stopping: "_Stopping",
 ) -> None:  # fmt: skip
     """Say when the broker takes writes, or follows a master, then go on until it is stopped.
 
@@ -195,6 +196,8 @@ async def _answer(
         announcer.ready(address)
     loading = asyncio.create_task(asyncio.to_thread(_load_kernels))
     await _until_stopped_or_failed(broker, stopping)
+    if stopping.steps_aside:
+        await broker.step_aside()
     await loading
 
 
@@ -236,16 +239,30 @@ def _port_error(settings: BrokerSettings, error: OSError) -> Exception:
     return error
 
 
-def _stop_on_signals(stopping: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
+class _Stopping(asyncio.Event):
+    """Set by SIGINT or SIGTERM; another one a second later, or more, ends the process at once.
 
-    def stop(number: int) -> None:
-        if stopping.is_set():
-            os._exit(128 + number)
-        stopping.set()
+    SIGTERM is for this process: a replica steps aside for the others first. SIGINT comes to all of a group, from a
+    terminal and from their supervisor, in the same moment: nobody is left to step aside for.
+    """
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop, number)
+    steps_aside = False
+
+    def listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        began = float("inf")
+
+        def stop(number: int) -> None:
+            nonlocal began
+            if loop.time() - began >= _SAME_SIGNAL_S:
+                os._exit(128 + number)
+            if not self.is_set():
+                began = loop.time()
+                self.steps_aside = number == signal.SIGTERM
+                self.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
 
 
 def start(settings: BrokerSettings, topics: Sequence[TopicDocument], announcer: Announcer) -> None:

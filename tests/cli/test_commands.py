@@ -96,15 +96,8 @@ def test_producing_to_an_absent_topic_fails_before_any_input_is_taken(firn: Run)
     assert b"acknowledged" not in found.stdout
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["switchover", "g"], ["switchover", "g", "--to", "n"], ["rebuild", "n"], ["drill", "list"],
-        ["drill", "run", "all", "-o", "json"], ["compact", "x", "--engine", "spark"],
-    ],
-)  # fmt: skip
-def test_commands_for_many_brokers_say_that_there_is_one(bare: Run, arguments: list[str]) -> None:
-    assert "single broker" in sentence(bare(*arguments, code=1))
+def test_an_engine_that_is_not_there_is_said_so(bare: Run) -> None:
+    assert "no Spark engine" in sentence(bare("compact", "x", "--engine", "spark", code=1))
 
 
 def test_the_broker_is_found_by_flag_before_or_behind_the_command_and_by_variable(

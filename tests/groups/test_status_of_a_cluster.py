@@ -1,6 +1,7 @@
 """``firn status`` of a whole cluster: real processes for what it asks, plain documents for how it puts them together."""
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 from cluster_kit import local_cluster
+from engine_kit import run
 
 from firn.client.clusterstatus import cluster_status
 from firn.errors import Unavailable
@@ -19,33 +21,42 @@ FIELDS = [
 
 
 def test_status_shows_every_replica_from_one_address_and_the_one_that_is_dead(tmp_path: Path) -> None:
-    with local_cluster(tmp_path, "--restart-after", "0s") as cluster:
-        cluster.firn("topics", "create", "t", "--set", "durability.minInSync=1")
-        cluster.firn("produce", "t", input=b"a\t1\nb\t2\n")
-        rows = cluster.until(
-            lambda rows: all(row["lag_bytes"] == 0 and row["lag_seconds"] == 0 for row in rows), "none lags"
-        )
-        assert [row["node"] for row in rows] == ["firn-0-0", "firn-0-1", "firn-0-2"]
-        for row in rows:
-            assert [name for name in row if name in FIELDS] == FIELDS
-            assert row["reason"] is None
-        assert len({row["log_end"] for row in rows}) == 1
-        [victim, _] = [row for row in rows if row["role"] == "standby"]
-        os.kill(victim["pid"], signal.SIGKILL)
-        cluster.until(
-            lambda rows: any(r["state"] == "unreachable" and not r["in_sync"] for r in rows), "it is out"
-        )
-        cluster.firn("produce", "t", input=b"c\t3\n")
-        left = next(row["address"] for row in rows if row["role"] == "master")
-        shown = cluster.firn("status", address=left).stdout.decode()
-        assert "unreachable" in shown
-        [dead] = [row for row in cluster.rows() if row["state"] == "unreachable"]
-        assert (dead["node"], dead["address"], dead["role"]) == (victim["node"], victim["address"], "none")
-        assert victim["address"] in dead["reason"]
-        assert dead["lag_bytes"] > 0
-        assert dead["lag_seconds"] > 0
-        [topic] = cluster.status()["topics"]
-        assert topic["partitions"][0]["latest"] == 3
+    async def story() -> None:
+        async with local_cluster(tmp_path, "--restart-after", "0s") as cluster, cluster.client() as client:
+            await client.create_topic("t", durability={"minInSync": 1})
+            await client.put("t", b"a", b"1")
+            rows = await cluster.until(
+                lambda rows: all(row["lag_bytes"] == 0 and row["lag_seconds"] == 0 for row in rows),
+                "none lags",
+            )
+            assert [row["node"] for row in rows] == ["firn-0-0", "firn-0-1", "firn-0-2"]
+            for row in rows:
+                assert [name for name in row if name in FIELDS] == FIELDS
+                assert row["reason"] is None
+            assert len({row["log_end"] for row in rows}) == 1
+            [victim, _] = [row for row in rows if row["role"] == "standby"]
+            os.kill(victim["pid"], signal.SIGKILL)
+            await cluster.until(
+                lambda rows: any(r["state"] == "unreachable" and not r["in_sync"] for r in rows), "it is out"
+            )
+            await client.put("t", b"a", b"2")
+            left = next(row["address"] for row in rows if row["role"] == "master")
+            shown = (await cluster.firn("status", address=left)).stdout.decode()
+            assert "unreachable" in shown
+            found = json.loads((await cluster.firn("status", "-o", "json", address=left)).stdout)
+            [dead] = [row for row in found["brokers"] if row["state"] == "unreachable"]
+            assert (dead["node"], dead["address"], dead["role"]) == (
+                victim["node"],
+                victim["address"],
+                "none",
+            )
+            assert victim["address"] in dead["reason"]
+            assert dead["lag_bytes"] > 0
+            assert dead["lag_seconds"] > 0
+            [topic] = found["topics"]
+            assert topic["partitions"][0]["latest"] == 2
+
+    run(story())
 
 
 def document(node: str, role: str, address: str, *, epoch: int = 1, members: tuple[str, ...] = ()) -> Any:

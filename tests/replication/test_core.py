@@ -18,6 +18,7 @@ from firn_node.replication.messages import (
     Handshake,
     Header,
     Hello,
+    Leave,
     Message,
     Refusal,
     Report,
@@ -233,6 +234,31 @@ def test_a_standby_had_everything_when_the_end_was_told_that_is_durable_now() ->
     state, _ = steps(state, ev.Durable(Position(20), cuts=0), now=3.0)
     assert state.following is not None
     assert state.following.caught_up_at == 1.0
+
+
+def following(least_in_sync: int) -> State:
+    """A standby that follows its master, in a group of two in sync."""
+    state, handshake = greeted()
+    state, ordered = steps(state, ev.TopicsChanged(least_in_sync), welcome(handshake, 10))
+    state, _ = steps(state, stored(ordered))
+    return state
+
+
+def test_a_standby_that_is_about_to_stop_tells_its_master_and_follows_and_stands_no_more() -> None:
+    state, ordered = steps(following(1), ev.LeaveAsked())
+    assert len(of(Leave, ordered)) == 1
+    assert state.following is None
+    state, ordered = steps(state, ev.Tick(), now=100.0)
+    assert not of(Hello, ordered)
+    assert state.role is Role.STANDBY  # the record has been silent for long
+    stands, _ = steps(following(1), ev.Tick(), now=100.0)
+    assert stands.role is Role.CANDIDATE
+
+
+def test_a_standby_that_the_group_cannot_spare_goes_on_following_until_it_stops() -> None:
+    state, ordered = steps(following(2), ev.LeaveAsked())
+    assert not of(Leave, ordered)
+    assert state.following is not None
 
 
 def test_a_cut_below_the_committed_position_without_accepted_loss_is_a_bug() -> None:

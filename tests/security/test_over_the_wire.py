@@ -74,6 +74,8 @@ NEEDS = {
     ("GET", "/metrics"): ADMIN,
     ("GET", "/v1/stream"): KNOWN,
     ("GET", "/v1/replicate"): REPLICATE,
+    ("POST", "/v1/cluster/switchover"): ADMIN,
+    ("POST", "/v1/cluster/data-loss"): ADMIN,
 }
 # Who may what on the topic with ACCESS; None: not even known.
 MAY: dict[str, set[str] | None] = {

@@ -1,17 +1,22 @@
-"""A cluster of processes on this machine (``firn up --replicas N``), as people run one."""
+"""A cluster of processes on this machine (``firn up --replicas N``), as people run one.
 
+Nothing is forked here: other tests of the same process may have opened RocksDB, whose threads do not survive it.
+"""
+
+import asyncio
 import contextlib
-import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from firn_cli.calls import Ended, Running, call
+from firn_cli.calls import Ended, Running
+
+from firn.client import Client
 
 LEASE_TTL = "1500ms"
-SECONDS_MAX = 60.0  # until something that takes a second or two has happened, on a busy machine
+SECONDS_MAX = 90.0  # until something that takes a second or two has happened, on a busy machine
+Row = dict[str, Any]
 
 
 @dataclass
@@ -23,32 +28,40 @@ class LocalCluster:
     def all_addresses(self) -> str:
         return ",".join(self.addresses)
 
-    def firn(self, *arguments: str, code: int | None = 0, input: bytes = b"", address: str = "") -> Ended:
-        return call(*arguments, address=address or self.all_addresses, code=code, input=input)
+    def client(self, *, timeout: float = 60) -> Client:
+        return Client(self.all_addresses, timeout=timeout)
 
-    def status(self) -> dict[str, Any]:
-        """What ``firn status -o json`` shows, asked of one broker after another until one answers."""
-        found: dict[str, Any] = json.loads(self.firn("status", "-o", "json").stdout)
+    async def firn(self, *arguments: str, code: int = 0, address: str = "") -> Ended:
+        """``firn`` as people call it, in a process of its own."""
+
+        def run() -> Ended:
+            with Running(*arguments, address=address or self.all_addresses) as running:
+                return running.end()
+
+        found = await asyncio.to_thread(run)
+        assert found.returncode == code, found
         return found
 
-    def rows(self) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = self.status()["brokers"]
-        return rows
+    async def rows(self) -> list[Row]:
+        async with self.client() as client:
+            rows: list[Row] = (await client.cluster_status())["brokers"]
+            return rows
 
-    def master(self) -> dict[str, Any]:
-        [row] = [row for row in self.rows() if row["role"] == "master"]
+    async def master(self) -> Row:
+        [row] = [row for row in await self.rows() if row["role"] == "master"]
         return row
 
-    def until(self, holds: Callable[[list[dict[str, Any]]], bool], what: str) -> list[dict[str, Any]]:
+    async def until(self, holds: Callable[[list[Row]], bool], what: str) -> list[Row]:
         """The rows of status, once they are as they should be."""
-        end = time.monotonic() + SECONDS_MAX
-        while not holds(rows := self.rows()):
-            assert time.monotonic() < end, f"never happened: {what}: {rows}"
-            time.sleep(0.05)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + SECONDS_MAX
+        while not holds(rows := await self.rows()):
+            assert loop.time() < end, f"never happened: {what}: {rows}"
+            await asyncio.sleep(0.05)
         return rows
 
-    def until_in_sync(self) -> list[dict[str, Any]]:
-        return self.until(
+    async def until_in_sync(self) -> list[Row]:
+        return await self.until(
             lambda rows: (
                 all(row["in_sync"] and row["state"] == "serving" for row in rows)
                 and sum(row["role"] == "master" for row in rows) == 1
@@ -56,19 +69,28 @@ class LocalCluster:
             "all are in sync under one master",
         )
 
+    async def until_restarted(self, before: Row) -> None:
+        """Once the replica of this row is another process, that serves."""
 
-@contextlib.contextmanager
-def local_cluster(folder: Path, *options: str, replicas: int = 3) -> Iterator[LocalCluster]:
-    """A cluster whose replicas are all in sync; that all its processes end with code 0 is checked at its end."""
+        def holds(rows: list[Row]) -> bool:
+            [row] = [row for row in rows if row["node"] == before["node"]]
+            return bool(row["state"] == "serving" and row["pid"] != before["pid"])
+
+        await self.until(holds, f"{before['node']} is back")
+
+
+@contextlib.asynccontextmanager
+async def local_cluster(folder: Path, *options: str, replicas: int = 3) -> AsyncIterator[LocalCluster]:
+    """A cluster whose replicas are all in sync; that it ends with code 0 is checked at its end."""
     command = (
         "up", "--data", str(folder / "data"), "--listen", "127.0.0.1:0", "--replicas", str(replicas), "--print-ready",
         "--lease-ttl", LEASE_TTL, *options,
     )  # fmt: skip
     with Running(*command) as running:
-        line = running.line().decode()
+        line = (await asyncio.to_thread(running.line)).decode()
         assert line.startswith("READY "), line + running.stop().stderr.decode()
         found = LocalCluster(running, line.split()[1].split(","))
-        found.until_in_sync()
+        await found.until_in_sync()
         yield found
-        ended = running.stop()
+        ended = await asyncio.to_thread(running.stop)
         assert ended.returncode == 0, ended.stderr.decode()

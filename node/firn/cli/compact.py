@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 import typer
 
-from firn.cli.later import SINGLE
 from firn.cli.printing import compact_json
 from firn.cli.running import BrokerOption, OutputOption, TimeoutOption, connect, fail, run
 from firn.cli.tables import print_compaction
@@ -31,7 +30,7 @@ def compact(
     if engine not in ENGINES:
         raise typer.BadParameter(f"--engine: {engine!r} is unknown; expected one of {', '.join(ENGINES)}")
     if engine == "spark":
-        fail(f"--engine spark: {SINGLE} and has no Spark engine; leave it out, or give --engine auto")
+        fail("--engine spark: this build has no Spark engine; leave it out, or give --engine auto")
 
     async def work() -> dict[str, Any]:
         async with connect(broker, timeout) as client:

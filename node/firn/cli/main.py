@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 import typer
 
 from firn import __version__
-from firn.cli import bench, compact, consume, later, lookup, produce, status, topics
+from firn.cli import bench, compact, consume, lookup, operating, produce, status, topics
 from firn.cli.running import (
     BrokerOption,
     Failure,
@@ -65,9 +65,8 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_common)
-    for module in (topics, produce, consume, lookup, compact, status, bench):
+    for module in (topics, produce, consume, lookup, compact, status, operating, bench):
         module.register(app)
-    later.register(app)
     missing: ImportError | None = None
     found = entry_points(group="firn.commands")
     for entry in found:

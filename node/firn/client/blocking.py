@@ -411,6 +411,14 @@ class Client:
     def status(self) -> dict[str, Any]:
         return self._run(self._inner.status())
 
+    def switchover(
+        self, group: int, *, to: str | None = None, accept_data_loss: bool = False
+    ) -> dict[str, Any]:
+        return self._run(self._inner.switchover(group, to=to, accept_data_loss=accept_data_loss))
+
+    def rebuild(self, node: str, *, reason: str) -> dict[str, Any]:
+        return self._run(self._inner.rebuild(node, reason=reason))
+
     def cluster_status(self) -> dict[str, Any]:
         return self._run(self._inner.cluster_status())
 

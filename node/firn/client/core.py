@@ -13,6 +13,7 @@ from firn.client.clusterstatus import cluster_status
 from firn.client.feed import PAGE_BYTES, PREFETCH_BYTES, Source
 from firn.client.gets import Gets
 from firn.client.groups import GroupOffset, commit_offsets, fetch_offsets
+from firn.client.operating import rebuild, switch_over
 from firn.client.producer import Producer, ProducerSettings, Target
 from firn.client.puts import Put, Puts
 from firn.client.reader import Reader, ReaderSettings, Start
@@ -357,6 +358,26 @@ class Client:
             return (await transport.ask_once(address, path_of("status"), seconds=seconds)).document()
 
         return await cluster_status(transport.addresses.in_turn(), ask)
+
+    async def switchover(
+        self, group: int, *, to: str | None = None, accept_data_loss: bool = False
+    ) -> dict[str, Any]:
+        """Hand a broker group over to the standby ``to``, else to the best one; done when the new master takes writes.
+
+        ``accept_data_loss``: make the node ``to`` master though it may lack acknowledged records; only for a group
+        whose master is gone for good, with everyone in sync. Errors: Unavailable says why it was not done.
+        """
+        return await switch_over(
+            self._transport, self.cluster_status, group, to=to, accept_data_loss=accept_data_loss
+        )
+
+    async def rebuild(self, node: str, *, reason: str) -> dict[str, Any]:
+        """Let a standby start anew from its master, as after a lost disk; ``reason`` goes into its log.
+
+        Shape: its row of the status before. Errors: Invalid for a master: hand over first; Unavailable when nobody
+        could give its records back.
+        """
+        return await rebuild(self._transport, self.cluster_status, node, reason=reason)
 
 
 def _mapping(document: Any) -> dict[str, Any]:

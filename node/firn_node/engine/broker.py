@@ -534,11 +534,45 @@ class Broker:
         ]
         now = self._clock.monotonic()
         place = status.place_of(self.core, self.group, now)
+        state = "waiting" if self._state == "serving" and place.hindrance is not None else self._state
         return {
-            "brokers": [status.broker_row(self.core, state=self._state, address=self.address, place=place)],
+            "brokers": [status.broker_row(self.core, state=state, address=self.address, place=place)],
             "groups": status.group_rows(self.group, now),
             "topics": topics,
         }
+
+    # The group ----------------------------------------------------------------------------------------------
+
+    async def switch_over(self, group: int, to: str | None) -> dict[str, Any]:
+        """Hand over to a standby: ``engine.operating``."""
+        found = self._group_numbered(group)
+        from firn_node.engine.operating import switch_over
+
+        return await switch_over(found, to)
+
+    async def accept_data_loss(self, group: int, node: str, by: str) -> dict[str, Any]:
+        """Become master whatever others hold: ``engine.operating``."""
+        found = self._group_numbered(group)
+        if node != self.settings.node:
+            raise Invalid(f"this is {self.settings.node}; only {node} itself can be asked to become master")
+        from firn_node.engine.operating import force_mastership
+
+        return await force_mastership(found, by)
+
+    async def step_aside(self) -> None:
+        """Before a planned stop: ``engine.operating``."""
+        if self.group is not None and self.core.health.failed is None:
+            from firn_node.engine.operating import step_aside
+
+            await step_aside(self.group)
+
+    def _group_numbered(self, group: int) -> "GroupDriver":
+        self._check_serving()
+        if self.group is None:
+            raise Invalid("this broker is alone, without standbys; `firn up --replicas 3` runs a group")
+        if self.settings.group is None or self.settings.group.group != group:
+            raise Invalid(f"{self.settings.node} is no broker of group {group}")
+        return self.group
 
     # Inside -------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ class Place:
     lag_bytes: int | None = 0  # None: no master tells of its log
     lag_seconds: float | None = 0.0
     trouble: str | None = None
+    hindrance: str | None = None  # why it neither acts as master nor follows one
 
 
 def place_of(core: Core, group: "GroupDriver | None", now: float) -> Place:
@@ -41,9 +42,18 @@ def place_of(core: Core, group: "GroupDriver | None", now: float) -> Place:
     record = state.record
     is_in_sync = record is not None and state.me.log_id in record.in_sync
     if state.role in (Role.MASTER, Role.RESIGNING):
-        return Place("master", state.epoch, is_in_sync, state.committed, trouble=group.trouble)
+        return Place(
+            "master",
+            state.epoch,
+            is_in_sync,
+            state.committed,
+            trouble=group.trouble,
+            hindrance=group.hindrance,
+        )
     role = "standby" if state.role in (Role.STANDBY, Role.CANDIDATE) else "none"
-    return Place(role, state.epoch, is_in_sync, state.committed, *_own_lag(state, now), group.trouble)
+    return Place(
+        role, state.epoch, is_in_sync, state.committed, *_own_lag(state, now), group.trouble, group.hindrance
+    )
 
 
 def _own_lag(state: "State", now: float) -> tuple[int | None, float | None]:
@@ -112,7 +122,7 @@ def broker_row(core: Core, *, state: str, address: str, place: Place) -> dict[st
         "state": state,
         "read_only": health.read_only is not None or health.failed is not None,
         "insecure": core.settings.insecure,
-        "reason": health.reason or place.trouble,
+        "reason": health.reason or place.trouble or place.hindrance,
     }
 
 

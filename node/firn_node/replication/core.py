@@ -18,6 +18,7 @@ from firn_node.replication.events import (
     Dispatched,
     Durable,
     Event,
+    LeaveAsked,
     LogCut,
     LogDamaged,
     MetaStored,
@@ -402,6 +403,7 @@ EVENTS: dict[type, Handlers] = {
     | _for((*FOLLOWERS, RESIGNING), refuse_switchover),
     DataLossAccepted: _for((STANDBY, CANDIDATE), election.on_data_loss_accepted)
     | _for((BLANK, *MASTERS), refuse_data_loss),
+    LeaveAsked: _for(FOLLOWERS, standby.on_leave_asked),
     RemovalAsked: _for(MASTERS, mastership.on_removal_asked),
 }
 MESSAGES: dict[type, Handlers] = {

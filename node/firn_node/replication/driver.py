@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from firn.batch import Buffer
-from firn.errors import FirnError, InvariantBroken, NotMaster, Unavailable
+from firn.errors import FirnError, InvariantBroken, NotMaster, Timeout, Unavailable
 from firn.types import Epoch, Position
 from firn_node.clock import Clock, LogClock, Randomness
 from firn_node.coordinator import Coordinator
@@ -41,9 +41,14 @@ from firn_node.replication.record import LogId
 from firn_node.replication.requests import Requests, Wait
 from firn_node.replication.rules import RULES
 from firn_node.replication.serving import Engine
-from firn_node.replication.state import Me, Phase, Role, Timing
+from firn_node.replication.state import NO_EPOCH, Me, Phase, Role, Timing
 
 log = logging.getLogger("firn.replication")
+
+_NO_READS = "the master may not answer reads yet: it has just been elected"
+_SWITCHOVER_TTLS = (
+    4  # lease TTLs after which the outcome of a switchover counts as unknown; it needs two at most
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ class GroupDriver:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._sync_due: asyncio.TimerHandle | None = None
+        self._left: asyncio.Future[None] | None = None  # done when this node is out of in_sync, as it asked
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="firn-group")
         self.failed: str | None = None
         self.troubles: dict[str, str] = {}
@@ -154,9 +160,19 @@ class GroupDriver:
         self._carry_out(actions)
         if type(event) is ev.Written:
             self._wrote(event)
+        if self._calls_for_a_tick(event):
+            self._events.append((ev.Tick(), b""))
         self._settle()
         if before.role is not self.state.role:
             log.info("group %s: %s -> %s", self.me.group_id, before.role.value, self.state.role.value)
+
+    def _calls_for_a_tick(self, event: ev.Event) -> bool:
+        """While nobody acts the group waits for what a tick decides: who stands, whether the successor has everything."""
+        state = self.state
+        if state.role is Role.RESIGNING:
+            return type(event) is ev.Durable or (type(event) is ev.Received and type(event.message) is Report)
+        is_vacant = state.record is not None and state.record.master is None
+        return is_vacant and state.role is Role.STANDBY and type(event) is ev.RecordRead
 
     def _carry_out(self, actions: tuple[ev.Action, ...]) -> None:
         for action in actions:
@@ -228,12 +244,24 @@ class GroupDriver:
     @property
     def is_settled(self) -> bool:
         """A master that takes writes and answers reads, or a standby that follows one."""
+        return self.hindrance is None
+
+    @property
+    def hindrance(self) -> str | None:
+        """Why it is not settled."""
         state = self.state
         if self.failed is not None:
-            return False
-        if state.role is Role.MASTER:
-            return core.write_refusal(state, self._now(), 1) is None and core.may_read(state, self._now())
-        return state.following is not None and state.following.phase is Phase.FOLLOWING
+            return self.failed
+        if state.role in (Role.MASTER, Role.RESIGNING):
+            refusal = core.write_refusal(state, self._now(), 1)
+            if refusal is not None:
+                return refusal.message
+            return None if core.may_read(state, self._now()) else _NO_READS
+        if self.is_following:
+            return None
+        if core.master_address(state) is None:
+            return "no replica acts as master"
+        return "the master has not answered yet"
 
     @property
     def epoch(self) -> Epoch:
@@ -269,14 +297,12 @@ class GroupDriver:
             self._requests.time_out(self.failed)
 
     def check_read(self) -> None:
-        self._check_alive()
-        if self.state.role is not Role.MASTER:
-            raise self._not_master()
+        self.check_master()
         now = self._now()
         if not RULES.has_lease_to_read(self.state, now):
             raise core.no_lease()
         if not core.may_read(self.state, now):
-            raise Unavailable("the master may not answer reads yet: it has just been elected")
+            raise Unavailable(_NO_READS)
 
     async def read_barrier(self) -> None:
         self.check_read()
@@ -284,6 +310,12 @@ class GroupDriver:
         if self.state.dispatched < position:
             await self._requests.wait_for(position)
             self.check_read()
+
+    def check_master(self) -> None:
+        """Errors: NotMaster, with the address of who is; Unavailable."""
+        self._check_alive()
+        if self.state.role is not Role.MASTER:
+            raise self._not_master()
 
     def _check_alive(self) -> None:
         if self.failed is not None:
@@ -318,16 +350,57 @@ class GroupDriver:
     # What people ask.
 
     async def switchover(self, to: LogId) -> None:
-        """Return once ``to`` is master. *Errors*: Unavailable says why it is not."""
-        self._check_alive()
-        wait = self._requests.begin_switchover(to)
-        self.feed(ev.SwitchoverAsked(to))
-        await wait
+        """Return once ``to`` is master. *Errors*: Unavailable says why it is not; Timeout when nobody knows."""
+        await self._change_master(to, ev.SwitchoverAsked(to))
 
-    def accept_data_loss(self, by: str) -> None:
-        """Become master whatever others hold; ``by``: the person who answers for it."""
+    async def accept_data_loss(self, by: str) -> None:
+        """Return once this node is master, whatever others hold; ``by``: the person who answers for it.
+
+        *Errors*: Unavailable, at once while another master shows life: asking the others would depose it.
+        """
+        record = self.state.record
+        if record is None or not RULES.is_silent(self.state, self._now()):
+            raise Unavailable(
+                "the group has, or had until a moment ago, a master that acts; hand over with `firn switchover` "
+                "alone, or try again when it is gone"
+            )
         log.warning("group %s: data loss accepted by %s", self.me.group_id, by)
-        self.feed(ev.DataLossAccepted(by))
+        await self._change_master(self.me.log_id, ev.DataLossAccepted(by))
+
+    async def _change_master(self, to: LogId, event: ev.SwitchoverAsked | ev.DataLossAccepted) -> None:
+        self._check_alive()
+        record = self.state.record
+        wait = self._requests.begin_switchover(to, record.epoch if record is not None else NO_EPOCH)
+        self.feed(event)
+        seconds = _SWITCHOVER_TTLS * self._doors.timing.lease_ttl
+        try:
+            async with asyncio.timeout(seconds):
+                await wait
+        except TimeoutError:
+            reason = f"nobody became master within {seconds:g} s; `firn status` shows who is, and why"
+            raise Timeout(reason) from None
+        finally:
+            self._requests.end_switchover(wait)
+
+    async def leave(self) -> None:
+        """Before a planned stop of a standby: return once nobody waits for it, if its master can spare it at all."""
+        following = self.state.following
+        self.feed(ev.LeaveAsked())
+        has_told = following is not None and self.state.following is None
+        if has_told and self.failed is None and self._is_in_sync:
+            self._left = self._loop.create_future()
+            await self._left
+
+    @property
+    def is_following(self) -> bool:
+        """A standby whose handshake with the acting master is over."""
+        following = self.state.following
+        return following is not None and following.phase is Phase.FOLLOWING
+
+    @property
+    def _is_in_sync(self) -> bool:
+        record = self.state.record
+        return record is not None and self.me.log_id in record.in_sync
 
     def remove(self, log_id: LogId) -> None:
         """Take a replica out of the group, for good."""
@@ -363,8 +436,14 @@ class GroupDriver:
         self._requests.dispatched(state.dispatched)
         if state.role is not Role.MASTER:
             self._requests.refuse_reads(self._not_master())
-        master = state.record.master if state.record is not None else None
-        self._requests.note_master(master.log_id if master is not None else None)
+        if state.record is not None:
+            self._requests.note_master(state.record)
+        if self._left is not None and not self._left.done() and not self._is_in_sync:
+            self._left.set_result(None)
+        if self._requests.successor == self.me.log_id and state.role not in (Role.CANDIDATE, Role.MASTER):
+            self._requests.refuse_switchover(
+                "the group changed meanwhile, or its coordinator did not answer; try again"
+            )
 
     def _end(self, reason: str) -> None:
         """No further part in the group: everyone who waits is told."""

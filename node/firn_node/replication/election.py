@@ -17,7 +17,7 @@ from firn_node.replication.turn import Turn
 def maybe_stand(turn: Turn) -> None:
     """Become a candidate, if the rules allow it, and ask the others."""
     state, record = turn.state, turn.state.record
-    if record is None or not turn.rules.may_stand(state, turn.now):
+    if record is None or state.is_leaving or not turn.rules.may_stand(state, turn.now):
         return
     turn.change_role("stands")
     name = turn.name_handshake()
@@ -52,6 +52,7 @@ def answer(turn: Turn, asked: Header) -> None:
     may_stand = (
         state.role in (Role.STANDBY, Role.CANDIDATE)
         and not state.wanted.is_unclean
+        and not state.is_leaving
         and record is not None
         and state.me.log_id in record.in_sync
         and turn.now >= state.waits_until

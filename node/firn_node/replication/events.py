@@ -135,6 +135,11 @@ class DataLossAccepted:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaveAsked:
+    """This process is about to stop: the others need not find out by waiting for it."""
+
+
+@dataclass(frozen=True, slots=True)
 class RemovalAsked:
     log_id: LogId
 
@@ -157,6 +162,7 @@ Event = (
     | LogDamaged
     | SwitchoverAsked
     | DataLossAccepted
+    | LeaveAsked
     | RemovalAsked
 )
 

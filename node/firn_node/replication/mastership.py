@@ -269,7 +269,7 @@ def on_switchover_asked(turn: Turn, event: SwitchoverAsked) -> None:
     """Stop first; the record changes once the successor has everything."""
     record = turn.state.record
     if record is None or event.to not in record.in_sync or event.to == turn.state.me.log_id:
-        turn.do(SwitchoverEnded(f"{event.to} is not an in-sync standby"))
+        turn.do(SwitchoverEnded(f"{_name_of(record, event.to)} is not an in-sync standby"))
         return
     turn.update_mastery(resignation=Resignation(turn.now, event.to), awaited={})
     if turn.rules.stops_to_resign():
@@ -297,7 +297,12 @@ def hand_over(turn: Turn) -> None:
     elif turn.now - handing.since >= state.timing.lease_ttl:
         turn.change_role("stays")
         turn.update_mastery(resignation=None)
-        turn.do(SwitchoverEnded(f"{handing.successor} did not catch up"))
+        turn.do(SwitchoverEnded(f"{_name_of(record, handing.successor)} did not catch up"))
+
+
+def _name_of(record: GroupRecord | None, log_id: LogId) -> str:
+    member = record.members.get(log_id) if record is not None else None
+    return member.node if member is not None else log_id
 
 
 def resign(turn: Turn, record: GroupRecord, *, successor: LogId | None, to_shrink: bool) -> None:

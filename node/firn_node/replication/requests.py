@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from firn.errors import FirnError, Timeout, Unavailable
-from firn.types import Position
+from firn.types import Epoch, Position
 from firn_node.replication.events import Written
-from firn_node.replication.record import LogId
+from firn_node.replication.record import GroupRecord, LogId
 from firn_node.replication.state import OpenWrite
 
 Wait = asyncio.Future[None]
@@ -25,6 +25,15 @@ class _Turn:
     writes: dict[tuple[int, bool], tuple[int, Wait]] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Switchover:
+    """A change of master that somebody waits for, asked for in ``epoch``."""
+
+    to: LogId
+    epoch: Epoch
+    wait: Wait
+
+
 class Requests:
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -32,7 +41,7 @@ class Requests:
         self._tickets: dict[int, Wait] = {}
         self._newest_ticket = 0
         self._reads: list[tuple[int, Wait]] = []
-        self._switchover: tuple[LogId, Wait] | None = None
+        self._switchover: _Switchover | None = None
 
     # Writes.
 
@@ -93,23 +102,41 @@ class Requests:
 
     # A switchover.
 
-    def begin_switchover(self, to: LogId) -> Wait:
-        """Done once ``to`` is master. *Errors*: Unavailable while another one is under way."""
-        if self._switchover is not None:
-            raise Unavailable(f"a switchover to {self._switchover[0]} is under way")
-        self._switchover = to, self._loop.create_future()
-        return self._switchover[1]
+    @property
+    def successor(self) -> LogId | None:
+        """Who is to become master, while somebody waits for it."""
+        return self._switchover.to if self._switchover is not None else None
 
-    def note_master(self, log_id: LogId | None) -> None:
-        if self._switchover is not None and self._switchover[0] == log_id:
-            _finish(self._switchover[1])
+    def begin_switchover(self, to: LogId, epoch: Epoch) -> Wait:
+        """Done once ``to`` is master, in an epoch after ``epoch``. *Errors*: Unavailable while another is under way."""
+        if self._switchover is not None:
+            raise Unavailable("another switchover is under way; try again when it has ended")
+        self._switchover = _Switchover(to, epoch, self._loop.create_future())
+        return self._switchover.wait
+
+    def note_master(self, record: GroupRecord) -> None:
+        """The record names somebody: whoever was waited for, or another one."""
+        waiting = self._switchover
+        if waiting is None or record.master is None or record.epoch <= waiting.epoch:
+            return
+        if record.master.log_id == waiting.to:
+            self._switchover = None
+            _finish(waiting.wait)
+        else:
+            self.refuse_switchover(f"{record.members[record.master.log_id].node} became master instead")
+
+    def end_switchover(self, wait: Wait) -> None:
+        """Who began it waits no more."""
+        if self._switchover is not None and self._switchover.wait is wait:
             self._switchover = None
 
     def refuse_switchover(self, reason: str) -> bool:
         """Whether someone was waiting for one."""
         waiting, self._switchover = self._switchover, None
-        _refuse(waiting and waiting[1], Unavailable(reason))
-        return waiting is not None
+        if waiting is None:
+            return False
+        _refuse(waiting.wait, Unavailable(reason))
+        return True
 
 
 def _finish(wait: Wait | None) -> None:

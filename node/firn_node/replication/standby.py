@@ -11,6 +11,7 @@ from firn_node.replication.events import (
     BeginLog,
     CutLog,
     Durable,
+    LeaveAsked,
     LogCut,
     Rebuild,
     Rebuilt,
@@ -22,6 +23,7 @@ from firn_node.replication.messages import (
     Frame,
     Hello,
     History,
+    Leave,
     Refusal,
     Report,
     Welcome,
@@ -50,7 +52,7 @@ def on_tick(turn: Turn) -> None:
 def seek(turn: Turn) -> None:
     """Say Hello to the master that the record names."""
     state, record = turn.state, turn.state.record
-    if record is None or record.master is None or state.is_cutting:
+    if record is None or record.master is None or state.is_cutting or state.is_leaving:
         return
     if record.master.log_id != state.me.log_id and not turn.rules.is_refused(
         state, turn.header(epoch=record.epoch)
@@ -217,6 +219,19 @@ def note_whole(turn: Turn) -> None:
     """A node that may have lost something has its master's whole log: nothing is missing any more."""
     if turn.state.wanted.is_unclean and turn.log.durable >= turn.following.whole:
         turn.want(is_unclean=False)
+
+
+def on_leave_asked(turn: Turn, event: LeaveAsked) -> None:
+    """Out of ``in_sync``, where the master can spare this node: its writes then wait for nobody who is not there."""
+    state, following, record = turn.state, turn.state.following, turn.state.record
+    turn.update(is_leaving=True)
+    if following is None or record is None or following.phase is not Phase.FOLLOWING:
+        return
+    if len(record.in_sync) > state.largest_min_in_sync:
+        turn.send(
+            following.master, Leave(turn.header(following.handshake, following.epoch), "it is about to stop")
+        )
+        turn.update(following=None)
 
 
 def note_catch_up(turn: Turn) -> None:

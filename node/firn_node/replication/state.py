@@ -342,4 +342,5 @@ class State(Copied):
     mastery: Mastery | None = None
     heard: Mapping[LogId, Heard] = field(default_factory=dict, hash=False)
     fenced_by: Header | None = None  # waits for an answer until the epoch is stored
+    is_leaving: bool = False  # about to stop: follows nobody, stands for nothing
     stop_reason: str = ""
