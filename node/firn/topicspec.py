@@ -122,8 +122,13 @@ def _section(document: Mapping[str, Any], name: str, known: Mapping[str, Any]) -
     return {known[key][0]: known[key][1](value, field=f"spec.{name}.{key}") for key, value in given.items()}
 
 
-def parse_spec(document: Mapping[str, Any] | None, *, replicas: int = 1) -> TopicSpec:
-    """The spec of a topic; what is absent has its default.
+def default_min_in_sync(replicas: int) -> int:
+    """``minInSync`` of a topic that does not say it, in a group of so many replicas."""
+    return 2 if replicas >= 3 else 1
+
+
+def parse_spec(document: Mapping[str, Any] | None, *, min_in_sync: int = 1) -> TopicSpec:
+    """The spec of a topic; what is absent has its default, ``minInSync`` the one that is given.
 
     Errors: Invalid, naming the field, what was expected and what was found.
     """
@@ -154,7 +159,7 @@ def parse_spec(document: Mapping[str, Any] | None, *, replicas: int = 1) -> Topi
             f"spec.compaction.segmentBytes: {size_text(compaction.segment_bytes)} is too little; at least 4Ki"
         )
     durability = _section(document, "durability", _DURABILITY)
-    durability.setdefault("min_in_sync", 2 if replicas >= 3 else 1)
+    durability.setdefault("min_in_sync", min_in_sync)
     return TopicSpec(
         partitions,
         compaction,
@@ -178,11 +183,18 @@ def check_topic_name(name: object, *, internal: bool = False) -> str:
 
 @dataclass(frozen=True, slots=True)
 class TopicDocument:
+    """``spec``: as a broker of its own understands it; ``given``: as it was written."""
+
     name: str
     spec: TopicSpec
+    given: Mapping[str, Any]
+
+    def spec_with(self, min_in_sync: int) -> TopicSpec:
+        """The spec, with this ``minInSync`` where the document leaves it out."""
+        return parse_spec(self.given, min_in_sync=min_in_sync)
 
 
-def parse_documents(text: str, *, source: str = "document", replicas: int = 1) -> list[TopicDocument]:
+def parse_documents(text: str, *, source: str = "document") -> list[TopicDocument]:
     """The topics of a YAML text, several per text parted by ``---``; empty documents are passed over.
 
     Errors: Invalid, naming ``source``, the document's number and the field.
@@ -196,13 +208,13 @@ def parse_documents(text: str, *, source: str = "document", replicas: int = 1) -
         if document is None:
             continue
         try:
-            found.append(_parse_document(document, replicas))
+            found.append(_parse_document(document))
         except Invalid as error:
             raise Invalid(f"{source}, document {number}: {error.message}") from error
     return found
 
 
-def _parse_document(document: Any, replicas: int) -> TopicDocument:
+def _parse_document(document: Any) -> TopicDocument:
     if not isinstance(document, Mapping):
         raise Invalid(f"expected a mapping, found {document!r}")
     unknown = [key for key in document if key not in ("apiVersion", "kind", "metadata", "spec", "status")]
@@ -214,9 +226,8 @@ def _parse_document(document: Any, replicas: int) -> TopicDocument:
     metadata = document.get("metadata")
     if not isinstance(metadata, Mapping):
         raise Invalid(f"metadata: expected a mapping with a name, found {metadata!r}")
-    return TopicDocument(
-        check_topic_name(metadata.get("name")), parse_spec(document.get("spec"), replicas=replicas)
-    )
+    given = document.get("spec")
+    return TopicDocument(check_topic_name(metadata.get("name")), parse_spec(given), given or {})
 
 
 def set_field(document: dict[str, Any], path: str, value: Any) -> None:

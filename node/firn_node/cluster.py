@@ -63,6 +63,9 @@ class Cluster:
     def coordinator(self) -> str:
         return f"{self.data}/{COORDINATOR}"
 
+    def replicas_of(self, group: int) -> int:
+        return sum(replica.group == group for replica in self.replicas)
+
 
 def plan_cluster(data: str, *, host: str, port: int, replicas: int, groups: int) -> Cluster:
     """Which processes a cluster is made of. *Errors*: Invalid for ports that do not exist."""
@@ -201,6 +204,7 @@ def start_cluster(
             sys.executable, "-m", "firn.cli.main", "up", *arguments, "--data", replica.data,
             "--listen", f"{replica.host}:{replica.port}", "--node", replica.node,
             "--coordinator", cluster.coordinator, "--group", str(replica.group),
+            "--group-replicas", str(cluster.replicas_of(replica.group)),
             "--ordinal", str(replica.ordinal), *_tls_arguments(replica.node, local_ca),
         ]  # fmt: skip
 

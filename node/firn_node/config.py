@@ -130,6 +130,7 @@ SETTINGS = (
     Setting("auditLog", "security.audit_log", _path, "Audit log; else `audit.log` in the data folder."),
     Setting("coordinator", "group.coordinator", _path, "File of the group records: be a replica of a broker group."),
     Setting("group", "group.group", _whole, "The number of its group."),
+    Setting("groupReplicas", "group.replicas", _whole, "How many replicas its group is to have: the default of minInSync."),
     Setting("ordinal", "group.ordinal", _whole, "Its number among the replicas: a lower one stands first."),
     Setting("leaseTtl", "group.lease_ttl_ms", duration_ms, "A master that is silent for so long is replaced."),
     Setting("replicaMaxLag", "group.replica_max_lag_ms", duration_ms, "How long a standby may lag in in_sync; 0: leaseTtl."),

@@ -16,6 +16,9 @@ class Topics(Protocol):
 
     def topic(self, name: str) -> TopicInfo: ...
 
+    @property
+    def default_min_in_sync(self) -> int: ...
+
     async def create_topic(self, name: str, spec: TopicSpec) -> TopicInfo: ...
 
     async def update_topic(self, name: str, spec: TopicSpec) -> TopicInfo: ...
@@ -55,23 +58,25 @@ def _files(path: Path) -> list[Path]:
 async def apply_topics(broker: Topics, documents: Iterable[TopicDocument]) -> list[str]:
     """Create what is missing and update what differs; one sentence for each change.
 
-    Effects: may be repeated. Errors: Invalid when a topic's number of partitions differs.
+    A document that leaves ``minInSync`` out takes the default of the group when it makes a topic, and leaves that of
+    a topic that there is. Effects: may be repeated. Errors: Invalid when a topic's number of partitions differs.
     """
     told = []
     for document in documents:
         try:
             known = broker.topic(document.name)
         except UnknownTopic:
-            await broker.create_topic(document.name, document.spec)
+            await broker.create_topic(document.name, document.spec_with(broker.default_min_in_sync))
             told.append(f"topic {document.name} created with {document.spec.partitions} partition(s)")
             continue
-        if known.spec == document.spec:
+        spec = document.spec_with(known.spec.durability.min_in_sync)
+        if known.spec == spec:
             continue
         if known.spec.partitions != document.spec.partitions:
             raise Invalid(
                 f"topic {document.name} has {known.spec.partitions} partition(s) and its file says "
                 f"{document.spec.partitions}: the number cannot change; correct the file, or create another topic"
             )
-        await broker.update_topic(document.name, document.spec)
+        await broker.update_topic(document.name, spec)
         told.append(f"topic {document.name} updated")
     return told

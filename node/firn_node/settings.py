@@ -60,6 +60,7 @@ class GroupSettings:
     coordinator: str  # path of the SQLite file that keeps the group records of the cluster
     group: int = 0
     groups: int = 1  # of the cluster: partition p of a topic lives in group p % groups
+    replicas: int = 0  # of the group, as it is to be; 0: only as many as it has
     ordinal: int = 0  # among the replicas of the group: the lower one stands first
     lease_ttl_ms: int = 3_000  # a master that is silent for so long is replaced
     replica_max_lag_ms: int = 0  # a standby without catch-up for so long leaves in_sync; 0: as leaseTtl

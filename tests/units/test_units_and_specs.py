@@ -12,6 +12,7 @@ from firn.topicspec import (
     RetentionSpec,
     TopicSpec,
     check_topic_name,
+    default_min_in_sync,
     parse_documents,
     parse_spec,
     set_field,
@@ -95,8 +96,13 @@ def test_an_empty_spec_has_the_documented_defaults() -> None:
 
 
 def test_three_replicas_ask_for_two_in_sync_unless_told_otherwise() -> None:
-    assert parse_spec({}, replicas=3).durability.min_in_sync == 2
-    assert parse_spec({"durability": {"minInSync": 1}}, replicas=3).durability.min_in_sync == 1
+    assert parse_spec({}, min_in_sync=default_min_in_sync(3)).durability.min_in_sync == 2
+    assert (
+        parse_spec(
+            {"durability": {"minInSync": 1}}, min_in_sync=default_min_in_sync(3)
+        ).durability.min_in_sync
+        == 1
+    )
 
 
 @pytest.mark.parametrize(

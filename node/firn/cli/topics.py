@@ -67,16 +67,15 @@ def create(
     except Invalid as error:
         raise typer.BadParameter(error.message) from error
 
-    async def work() -> None:
+    async def work() -> dict[str, Any]:
         async with connect(broker, timeout) as client:
-            await client.create_topic(name, **document)
+            return await client.create_topic(name, **document)
 
-    run(work())
-    spec = parse_spec(document)
+    spec = run(work())["spec"]
     if output == "json":
-        print(compact_json({"name": name, "spec": spec.document()}))
+        print(compact_json({"name": name, "spec": spec}))
     else:
-        print(f"created {name} with {spec.partitions} partition{'s' if spec.partitions != 1 else ''}")
+        print(f"created {name} with {spec['partitions']} partition{'s' if spec['partitions'] != 1 else ''}")
 
 
 def list_topics(

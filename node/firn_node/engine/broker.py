@@ -37,7 +37,7 @@ from firn.errors import (
 )
 from firn.partitioner import partition_of, partitions_in
 from firn.record import Record
-from firn.topicspec import TopicSpec
+from firn.topicspec import TopicSpec, default_min_in_sync
 from firn.types import TOPICS_TOPIC
 from firn.wire import items
 from firn_node.clock import Clock, LogClock, Randomness, RealClock, RealRandomness
@@ -450,6 +450,16 @@ class Broker:
         return self._reader.offset_of_time(found, timestamp_ms)
 
     # Topics -------------------------------------------------------------------------------------------------
+
+    @property
+    def default_min_in_sync(self) -> int:
+        """``minInSync`` of topics that do not say it: by what the group is to be, or is, if that is more."""
+        place, group = self.settings.group, self.group
+        if place is None or group is None:
+            return default_min_in_sync(1)
+        record = group.state.record
+        nodes = {member.node for member in record.members.values()} if record is not None else set()
+        return default_min_in_sync(max(place.replicas, len(nodes)))
 
     async def create_topic(self, name: str, spec: TopicSpec) -> TopicInfo:
         self._check_serving()

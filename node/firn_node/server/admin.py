@@ -57,7 +57,8 @@ async def post_topics(context: Context, call: Call) -> web.StreamResponse:
     call.query.finish()
     body = await _body(context, call, "name", "spec")
     name = call.target = check_topic_name(body.get("name"))
-    topic = await context.broker.create_topic(name, parse_spec(body.get("spec")))
+    spec = parse_spec(body.get("spec"), min_in_sync=context.broker.default_min_in_sync)
+    topic = await context.broker.create_topic(name, spec)
     return answer(call.http, _topic_document(topic), status=201)
 
 
@@ -71,16 +72,17 @@ async def get_topic(context: Context, call: Call) -> web.StreamResponse:
 
 
 async def put_topic(context: Context, call: Call) -> web.StreamResponse:
-    """The spec as given replaces the topic's; only ``partitions``, which cannot change, may be left out."""
+    """The spec as given replaces the topic's; left out, ``partitions`` and ``minInSync`` stay, others get defaults."""
     call.query.finish()
     body = await _body(context, call, "spec")
     topic = context.broker.topic(call.name("topic"))
     spec = body.get("spec")
     if not isinstance(spec, dict):
         raise Invalid(f"body: spec: expected an object, found {type(spec).__name__}")
-    found = await context.broker.update_topic(
-        topic.name, parse_spec({"partitions": topic.spec.partitions, **spec})
+    spec = parse_spec(
+        {"partitions": topic.spec.partitions, **spec}, min_in_sync=topic.spec.durability.min_in_sync
     )
+    found = await context.broker.update_topic(topic.name, spec)
     return answer(call.http, _topic_document(found))
 
 

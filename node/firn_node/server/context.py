@@ -42,6 +42,8 @@ class ServedBroker(Protocol):
     settings: BrokerSettings
     metrics: Counter[str]
 
+    @property
+    def default_min_in_sync(self) -> int: ...
     async def produce(
         self, data: Buffer, *, conditions: Sequence[int | None] | None = None
     ) -> list[Outcome]: ...
