@@ -31,6 +31,7 @@ from firn.errors import (
 )
 from firn.partitioner import partition_of
 from firn.record import Record, records_of
+from firn.shown import parse_shown
 from firn.topicspec import TopicSpec
 from firn.wire import Assembler, Message, Op, frames
 from firn_node.compaction.answers import Answers, FoundRow
@@ -53,6 +54,9 @@ from support.engine_kit import running
 
 
 class StandIn:
+    default_min_in_sync = 1
+    shown = "0:4096"
+
     def __init__(self, *, memory: MemorySettings | None = None, connections_max: int = 100) -> None:
         self.settings = BrokerSettings(
             "nowhere", memory=memory or MemorySettings(), connections_max=connections_max
@@ -69,6 +73,9 @@ class StandIn:
         self.runs: dict[str, CompactionRun] = {}
         self.changed = asyncio.Event()
         self.failure: BaseException | None = None
+
+    def floor_in(self, shown: str) -> int:
+        return parse_shown(shown).get(0, 0)
 
     def topic(self, name: str) -> TopicInfo:
         if name not in self.names:
@@ -157,7 +164,9 @@ class StandIn:
                     found = record
         return found
 
-    async def get(self, topic: str, keys: Any, *, partition: int | None = None) -> list[Found | None]:
+    async def get(
+        self, topic: str, keys: Any, *, partition: int | None = None, floor: int | None = None
+    ) -> list[Found | None]:
         info = self.topic(topic)
         found: list[Found | None] = []
         for key in keys:
@@ -173,7 +182,7 @@ class StandIn:
     def get_now(self, topic: str, key: bytes) -> list[Found | None] | None:
         return None
 
-    async def get_many(self, topic: str, keys: Any, starts: Any) -> Answers:
+    async def get_many(self, topic: str, keys: Any, starts: Any, *, floor: int | None = None) -> Answers:
         wanted = [keys[a:b].tobytes() for a, b in pairwise(starts.tolist())]
         answers = Answers(len(wanted))
         for pick, found in enumerate(await self.get(topic, wanted)):

@@ -5,6 +5,7 @@ Order: the argument, else ``$FIRN_BROKER``, else ``127.0.0.1:7700``. The address
 """
 
 import os
+from random import Random
 
 from firn.errors import Invalid
 
@@ -44,6 +45,10 @@ class Addresses:
     def prefer(self, address: str) -> None:
         """``address`` comes first from now on; one that was not known is kept as well."""
         self._known = [address, *(a for a in self._known if a != address)]
+
+    def shuffle(self, randomness: Random) -> None:
+        """In any order: one broker is as good as another."""
+        randomness.shuffle(self._known)
 
     def put_last(self, address: str) -> None:
         """``address`` failed: the others come first."""

@@ -5,6 +5,7 @@ import random
 import weakref
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -22,6 +23,7 @@ from firn.client.table import Table
 from firn.client.transport import Transport, path_of
 from firn.errors import Invalid, InvariantBroken, NotFound, Timeout, UnknownTopic
 from firn.record import Record, parse_document
+from firn.shown import ANY, MASTER
 from firn.tls import find_credentials
 
 TIMEOUT_S = 30.0
@@ -36,7 +38,9 @@ class Client:
     Use it as ``async with``: leaving it closes its producers (which flushes them), readers and tables.
     ``timeout``: seconds for each request, retries included. ``tls_ca``, ``tls_cert``, ``tls_key`` (PEM files) and
     ``token`` (a bearer token, or ``token_file``) are for brokers that ask who is there; what is left out comes from
-    the environment (``firn.tls``).
+    the environment (``firn.tls``). ``read_from="any"``: records are read (``get``, ``get_many``, readers, tables) from
+    any of these brokers, standbys too: what is read is committed, may be a moment old, and never goes back behind what
+    was read before, whichever broker answered. A standby that is not so far leaves the answer to the master.
     """
 
     def __init__(
@@ -49,18 +53,26 @@ class Client:
         tls_key: str | None = None,
         token: str | None = None,
         token_file: str | None = None,
+        read_from: str = MASTER,
         randomness: random.Random | None = None,
     ) -> None:
-        self._transport = Transport(
+        if read_from not in (MASTER, ANY):
+            raise Invalid(f"read_from: expected {MASTER} or {ANY}, found {read_from!r}")
+        credentials = find_credentials(
+            tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token=token, token_file=token_file
+        )
+        self._make_transport = partial(
+            Transport,
             brokers,
             timeout=timeout,
             randomness=randomness or random.SystemRandom(),
-            credentials=find_credentials(
-                tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token=token, token_file=token_file
-            ),
+            credentials=credentials,
         )
+        self._transport = self._make_transport()
+        self._of_any: Transport | None = None  # for reads that any replica may answer
+        self._read_from = read_from
         self._puts = Puts(self._transport)
-        self._gets = Gets(self._transport)
+        self._gets = Gets(self._reading(None))
         self._targets: dict[str, Target] = {}
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
@@ -85,6 +97,8 @@ class Client:
                 await table.close()
         finally:
             await self._transport.close()
+            if self._of_any is not None:
+                await self._of_any.close()
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -206,6 +220,14 @@ class Client:
 
     # Reading
 
+    def _reading(self, read_from: str | None) -> Transport:
+        """The way to who may answer a read: the master; of any replica, or of one of them by its address, another."""
+        if (read_from or self._read_from) == MASTER:
+            return self._transport
+        if self._of_any is None:
+            self._of_any = self._make_transport(reads_any=True)
+        return self._of_any
+
     async def get(self, topic: str, key: Buffer) -> Record | None:
         """The newest record of a key; None when there is none or it is deleted."""
         return await self._gets.one(topic, key if type(key) is bytes else _plain_keys([key])[0])
@@ -235,9 +257,9 @@ class Client:
 
         ``view``: compacted (default; raw of a light queue) or raw. ``start``: earliest (default), latest,
         committed (default with a group), an offset, a time (datetime, RFC 3339 or ``@MILLISECONDS``), or a mapping
-        of partition to offset. ``read_from``: the address of the broker to read from. A reader of a snapshot reads
-        it to its end. ``ids``: records of the raw view come with their message ids (``record.id``), which
-        ``find`` resolves.
+        of partition to offset. ``read_from``: ``master``, ``any`` replica (see the class), or the address of the one
+        to read from; else as the client does. A reader of a snapshot reads it to its end, at the master. ``ids``:
+        records of the raw view come with their message ids (``record.id``), which ``find`` resolves.
         """
         chosen = view or ("compacted" if queue is None else "raw")
         if chosen not in ("compacted", "raw"):
@@ -248,7 +270,8 @@ class Client:
             raise Invalid(f"a snapshot of {snapshot.topic} is read as that topic's compacted view")
         source = Source(
             topic, chosen, until_end=until_end or snapshot is not None, queue=queue, tag=tag, ids=ids,
-            snapshot=None if snapshot is None else snapshot.id, read_from=read_from,
+            snapshot=None if snapshot is None else snapshot.id,
+            read_from=None if read_from in (None, MASTER, ANY) else read_from,
             page_bytes=page_bytes, prefetch_bytes=prefetch_bytes,
         )  # fmt: skip
         begin = start if start is not None else ("earliest" if group is None else "committed")
@@ -256,14 +279,15 @@ class Client:
             source=source, start=begin, partitions=partitions, group=group,
             targets=None if snapshot is None else snapshot.ends,
         )  # fmt: skip
-        found = Reader(self._transport, settings, self._count_partitions)
+        reading = self._transport if snapshot is not None else self._reading(read_from)
+        found = Reader(self._transport, reading, settings, self._count_partitions)
         self._readers.add(found)
         return found
 
     async def table(self, topic: str) -> Table:
         """The topic as a live mapping. It fills from now on: ``await table.caught_up()``."""
         target = await self._fresh_target(topic, self._transport.timeout)
-        found = Table(self._transport, topic, target.partitions)
+        found = Table(self._transport, self._reading(None), topic, target.partitions)
         self._tables.append(found)
         return found
 

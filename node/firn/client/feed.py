@@ -39,7 +39,7 @@ class Source:
     tag: str | None = None
     snapshot: str | None = None
     ids: bool = False  # records of the raw view come with their message ids
-    read_from: str | None = None  # an address; None: the preferred broker
+    read_from: str | None = None  # the address of the only broker to read from; None: as the transport does
     page_bytes: int = PAGE_BYTES
     prefetch_bytes: int = PREFETCH_BYTES
 
@@ -152,6 +152,7 @@ class Feed:
             "topic": source.topic, "partition": cursor.partition, "view": source.view, "offset": cursor.offset,
             "since": cursor.since, "queue": source.queue, "tag": source.tag,
             "max_bytes": source.page_bytes, "credit": source.page_bytes, "positions": source.ids,
+            **self._transport.reading(),
         }  # fmt: skip
         started = loop.time()
         try:
@@ -164,6 +165,7 @@ class Feed:
                         raise message
                     if message.op != Op.DATA:
                         continue
+                    self._transport.note_shown(message.meta.get("shown"))
                     self._deliver(cursor, cursor.accept(PageMeta.of_stream(message.meta), message.data))
                     await self._has_room.wait()
                     await stream.tell(Op.CREDIT, id, {"bytes": max(1, len(message.data))})
@@ -189,11 +191,12 @@ async def read_page(
         query={
             "view": source.view, "offset": cursor.offset, "since": cursor.since, "snapshot": source.snapshot,
             "queue": source.queue, "tag": source.tag, "max_bytes": max_bytes or source.page_bytes,
-            "wait_ms": wait_ms or None, "positions": "true" if source.ids else None,
+            "wait_ms": wait_ms or None, "positions": "true" if source.ids else None, **transport.reading(),
         },
         headers={"Accept": BATCHES_TYPE},
         address=source.read_from,
     )  # fmt: skip
+    transport.note_shown(answer.headers.get("Firn-Shown"))
     return PageMeta.of_headers(answer.headers), answer.body
 
 

@@ -87,9 +87,10 @@ class Gets:
         asked = [(key, answer) for key, answer in self._asked.pop(topic) if not answer.done()]
         if not asked:
             return
-        self._alone = self._alone + 1 if len(asked) == 1 else 0
+        is_any = self._transport.reads_any
+        self._alone = self._alone + 1 if len(asked) == 1 and not is_any else 0
         stream = self._transport.open_stream
-        if stream is None or not stream.has_room:
+        if stream is None or not stream.has_room or is_any:
             self._spawn(topic, asked, self._transport.timeout)
         else:
             self._post(stream, topic, asked)
@@ -211,14 +212,16 @@ class Gets:
     async def _request(
         self, topic: str, keys: Sequence[bytes], timeout: float | None
     ) -> tuple[list[Record | None], list[int]]:
-        meta, data = {"topic": topic, "keys": len(keys)}, pack_keys(keys)
+        data, transport = pack_keys(keys), self._transport
 
         async def attempt() -> tuple[list[Record | None], list[int]]:
-            stream = await self._transport.stream()
+            stream = await transport.stream()
+            meta = {"topic": topic, "keys": len(keys), **transport.reading()}
             answer = expect(await stream.ask(Op.GET, meta, data), Op.VALUES)
+            transport.note_shown(answer.meta.get("shown"))
             return unpack_values(topic, keys, answer.data)
 
-        return await self._transport.retried(attempt, what=f"get from {topic}", timeout=timeout)
+        return await transport.retried(attempt, what=f"get from {topic}", timeout=timeout)
 
 
 def _settle(asked: Sequence[Asked], records: Sequence[Record | None], *, but: Sequence[int] = ()) -> None:

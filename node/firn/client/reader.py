@@ -58,10 +58,14 @@ class Reader:
     end, or drop it, to stop what it fetches ahead.
     """
 
-    def __init__(self, transport: Transport, settings: ReaderSettings, partitions: CountPartitions) -> None:
+    def __init__(
+        self, transport: Transport, reading: Transport, settings: ReaderSettings, partitions: CountPartitions
+    ) -> None:
+        """``reading``: the way to who may answer reads; it may be another than the ``transport`` for the rest."""
         self.topic = settings.source.topic
         self.caught_up = asyncio.Event()
         self._transport = transport
+        self._reading = reading
         self._settings = settings
         self._count_partitions = partitions
         self._feed: Feed | None = None
@@ -200,7 +204,7 @@ class Reader:
                 raise UnknownPartition(f"{self.topic}: partition {partition}: the topic has {count}")
         cursors = await self._cursors(list(chosen))
         self._positions = {c.partition: GroupOffset(c.offset, c.since) for c in cursors}
-        return Feed(self._transport, self._settings.source, cursors)
+        return Feed(self._reading, self._settings.source, cursors)
 
     async def _cursors(self, partitions: list[int]) -> list[Cursor]:
         starts = await self._starts(partitions)
@@ -247,7 +251,7 @@ class Reader:
         if self._settings.source.view != "raw":
             return 0
         try:
-            await read_page(self._transport, self._settings.source, Cursor(partition), max_bytes=1)
+            await read_page(self._reading, self._settings.source, Cursor(partition), max_bytes=1)
         except OffsetExpired as error:
             earliest = error.details.get("earliest")
             if not isinstance(earliest, int):
@@ -256,7 +260,7 @@ class Reader:
         return 0
 
     async def _latest(self, partition: int) -> int:
-        return await end_of(self._transport, self.topic, partition, queue=self._settings.source.queue)
+        return await end_of(self._reading, self.topic, partition, queue=self._settings.source.queue)
 
     async def _at_time(self, partition: int, stamp: int) -> int:
         answer = await self._transport.request(

@@ -26,10 +26,12 @@ ENDS_AT_ONCE = 16
 class Table(Mapping[bytes, bytes]):
     """Made by ``Client.table``, which it lives as long as; ``close`` ends it earlier."""
 
-    def __init__(self, transport: Transport, topic: str, partitions: int) -> None:
+    def __init__(self, transport: Transport, reading: Transport, topic: str, partitions: int) -> None:
+        """``transport``: to the master, who knows what is acknowledged; ``reading``: to who may answer reads."""
         self.topic = topic
         self.error: FirnError | None = None
         self._transport = transport
+        self._reading = reading
         self._source = Source(topic, "compacted")
         self._callbacks: list[Change] = []
         self._state = TableState(self._changed)
@@ -133,7 +135,7 @@ class Table(Mapping[bytes, bytes]):
         cursor = Cursor(partition)
         failures = 0
         while True:
-            feed = Feed(self._transport, self._source, [cursor])
+            feed = Feed(self._reading, self._source, [cursor])
             try:
                 while (found := await feed.next()) is not None:
                     failures = 0

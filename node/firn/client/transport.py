@@ -22,6 +22,7 @@ from firn.client.addresses import Addresses
 from firn.client.pageget import CannotConnect, PageSockets
 from firn.client.stream import Stream, address_in
 from firn.errors import FirnError, InvariantBroken, NotMaster, Timeout, Unavailable, from_document
+from firn.shown import ANY, parse_shown, shown_text
 from firn.tls import ClientProof, Credentials, refusal_of
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ BACK_OFF_S = 0.05
 BACK_OFF_MAX_S = 1.0
 CONNECT_TIMEOUT_S = 5.0
 CONNECT_ONE_OF_MANY_S = 2.0  # another one may be the master by then
+AT_MASTER_S = 10.0  # reads for any replica stay so long at the master, once one was not far enough
 CREDENTIALS_POLL_S = 5.0  # how often files of credentials are looked at
 
 
@@ -62,10 +64,20 @@ class Transport:
     """Sessions and connections of one client. To be opened in the event loop that uses it."""
 
     def __init__(
-        self, brokers: str | None, *, timeout: float, randomness: Random, credentials: Credentials
-    ) -> None:
-        """Errors: Invalid for an address that is none, or to which the token may not go."""
+        self, brokers: str | None, *, timeout: float, randomness: Random, credentials: Credentials,
+        reads_any: bool = False,
+    ) -> None:  # fmt: skip
+        """``reads_any``: for reads alone, that any replica may answer.
+
+        Errors: Invalid for an address that is none, or to which the token may not go.
+        """
         self.addresses = Addresses(brokers)
+        self.reads_any = reads_any
+        self._shown: dict[int, int] = {}
+        self._leaving: asyncio.TimerHandle | None = None
+        self._dropping: set[asyncio.Task[None]] = set()
+        if reads_any:
+            self.addresses.shuffle(randomness)
         for address in self.addresses.in_turn():
             credentials.check_address(address)
         self.timeout = timeout
@@ -159,17 +171,45 @@ class Transport:
             if stale is not None:
                 await stale.close()  # what is open on it is asked again
 
+    def reading(self) -> dict[str, str]:
+        """What goes along with a read: nothing, unless any replica may answer."""
+        return {"read_from": ANY, "shown": shown_text(self._shown)} if self.reads_any else {}
+
+    def note_shown(self, shown: str | None) -> None:
+        """What came with its answer. Errors: Invalid."""
+        if self.reads_any and shown is not None:
+            for group, position in parse_shown(shown).items():
+                self._shown[group] = max(position, self._shown.get(group, 0))
+
     async def follow(self, error: FirnError) -> None:
-        """Learn from an error: go to the master that it names, or to another broker when it names none."""
+        """Learn from an error: go to the master that it names, or to another broker when it names none.
+
+        Where any replica would do, reads stay at the master for a while only.
+        """
         address = address_in(error)
         if isinstance(error, NotMaster) and address is None and len(self.addresses.in_turn()) > 1:
+            if self.reads_any and self._stream is None:
+                self.addresses.put_last(self.addresses.preferred)
             await self._leave()
         elif address is not None and address != self.addresses.preferred:
             self._credentials.check_address(address)
             self.addresses.prefer(address)
-            stale, self._stream = self._stream, None
-            if stale is not None:
-                await stale.close()
+            if self.reads_any and self._leaving is None:
+                self._leaving = asyncio.get_running_loop().call_later(AT_MASTER_S, self._leave_master)
+            await self._drop_stream()
+
+    async def _drop_stream(self) -> None:
+        stale, self._stream = self._stream, None
+        if stale is not None:
+            await stale.close()
+
+    def _leave_master(self) -> None:
+        """What a standby could not answer, it can by now."""
+        self._leaving = None
+        self.addresses.shuffle(self.randomness)
+        dropping = asyncio.create_task(self._drop_stream())
+        self._dropping.add(dropping)
+        dropping.add_done_callback(self._dropping.discard)
 
     async def _leave(self) -> None:
         """Ask another broker from now on. Of many errors of one broker the first does it."""
@@ -332,6 +372,9 @@ class Transport:
 
     async def close(self) -> None:
         self._is_closed = True
+        if self._leaving is not None:
+            self._leaving.cancel()
+        await asyncio.gather(*self._dropping)
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)

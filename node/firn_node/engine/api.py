@@ -47,6 +47,7 @@ class ReadRequest:
     positions: bool = False  # raw view: say where each run of batches lies in the commit log
     max_bytes: int = 1 << 20
     wait_ms: int = 0
+    floor: int | None = None  # any replica may answer that has dispatched so far; None: the master
 
 
 @dataclass(slots=True)

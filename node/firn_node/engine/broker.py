@@ -26,17 +26,22 @@ from numpy.typing import NDArray
 
 from firn.batch import Batch, Buffer
 from firn.errors import (
+    BadOffset,
     Corrupt,
     FirnError,
     Invalid,
     InvariantBroken,
     MalformedBatch,
     NotFound,
+    OffsetExpired,
+    SnapshotExpired,
     Unavailable,
+    UnknownPartition,
     UnknownTopic,
 )
 from firn.partitioner import partition_of, partitions_in
 from firn.record import Record
+from firn.shown import parse_shown, shown_text
 from firn.topicspec import TopicSpec, default_min_in_sync
 from firn.types import TOPICS_TOPIC
 from firn.wire import items
@@ -344,20 +349,58 @@ class Broker:
         self._check_serving()
         return self._appender.begin(data, conditions)
 
+    @property
+    def shown(self) -> str:
+        """How far a reader has been shown this broker's log, when it has been answered (``firn.shown``)."""
+        return shown_text({self._group_number: self.core.dispatched_position})
+
+    def floor_in(self, shown: str) -> int:
+        """How far it was shown the log of this broker's group. *Errors*: Invalid."""
+        return parse_shown(shown).get(self._group_number, 0)
+
+    @property
+    def _group_number(self) -> int:
+        return self.settings.group.group if self.settings.group is not None else 0
+
     async def read(self, request: ReadRequest) -> ReadResult:
-        self._check_reading()
-        return await self._reader.read(request)
+        if request.floor is None or self.group is None:
+            self._check_reading()
+            return await self._reader.read(request)
+        await self._admit_read(request.floor)
+        try:
+            return await self._reader.read(request)
+        except (BadOffset, OffsetExpired, SnapshotExpired, UnknownTopic, UnknownPartition):
+            if self.group.is_master:
+                raise
+            raise self.group.not_master() from None  # a standby may be behind, or have let go earlier
+
+    async def _admit_read(self, floor: int | None) -> None:
+        """Of a read that any replica may answer which has dispatched as far as ``floor``; None: the master."""
+        self._check_serving()
+        if floor is None:
+            self._commits.check_read()
+        else:
+            await self._commits.admit_read(floor)
+
+    def _topic_shown(self, topic: str, floor: int | None) -> TopicInfo:
+        """The topic; one that a standby does not know yet, or no more, is its master's to judge."""
+        try:
+            return self.core.catalogue.named(topic)
+        except UnknownTopic:
+            if floor is None or self.group is None or self.group.is_master:
+                raise
+            raise self.group.not_master() from None
 
     async def get(
-        self, topic: str, keys: Sequence[bytes], *, partition: int | None = None
+        self, topic: str, keys: Sequence[bytes], *, partition: int | None = None, floor: int | None = None
     ) -> list[Found | None]:
-        """The newest record of each key, in order; None for none or a tombstone."""
-        self._check_reading()
-        info = self.core.catalogue.named(topic)
+        """The newest record of each key, in order; None for none or a tombstone. ``floor``: as of ``ReadRequest``."""
+        await self._admit_read(floor)
+        info = self._topic_shown(topic, floor)
         if not keys:
             return []
         if partition is None and len(keys) > 1:
-            answers = await self.get_many(topic, *joined(keys), bytes_max=sys.maxsize)
+            answers = await self.get_many(topic, *joined(keys), bytes_max=sys.maxsize, floor=floor)
             return found_list(answers)
         number = partition if partition is not None else partition_of(keys[0], info.spec.partitions)
         chosen = self.partitions.get(info, number)
@@ -380,13 +423,15 @@ class Broker:
         starts: NDArray[np.int64],
         *,
         bytes_max: int = ANSWER_BYTES_MAX,
+        floor: int | None = None,
     ) -> Answers:
         """The newest record of each key; what is left out when ``bytes_max`` of values are found is LATER.
 
-        *Shape*: ``starts`` says where in ``keys`` each key begins, and where the last one ends.
+        *Shape*: ``starts`` says where in ``keys`` each key begins, and where the last one ends; ``floor``: as of
+        ``ReadRequest``.
         """
-        self._check_reading()
-        info = self.core.catalogue.named(topic)
+        await self._admit_read(floor)
+        info = self._topic_shown(topic, floor)
         answers = Answers(len(starts) - 1, bytes_max=bytes_max)
         wanted = self._lookup.wanted(info.topic_id, keys, starts)
         if info.spec.partitions == 1:

@@ -54,6 +54,13 @@ class Commits(Protocol):
         """
         ...
 
+    async def admit_read(self, floor: int) -> None:
+        """Return when a read may be answered here, whether or not this is the master, of what is dispatched.
+
+        ``floor``: as far as the reader was shown the log. *Errors*: NotMaster when this replica cannot tell.
+        """
+        ...
+
     async def stop(self) -> None:
         """Make durable what is left, then end; who still waits is told that it did not come about."""
         ...

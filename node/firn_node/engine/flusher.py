@@ -77,6 +77,9 @@ class Flusher:
     def settle(self) -> None:
         self._waiters.settle(self._core.dispatched_position)
 
+    async def admit_read(self, floor: int) -> None:
+        self.check_read()
+
     def check_read(self) -> None:
         """A single broker may always answer."""
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from firn_node.replication.serving import Replication
 
 _UNDISPATCHED_WAIT_BYTES = 24 << 20
+_STANDBY_WAIT_S = 0.25  # a standby that follows is a round trip and a sync behind
 
 
 class GroupCommits:
@@ -74,6 +75,17 @@ class GroupCommits:
 
     def check_read(self) -> None:
         self._group.check_read()
+
+    async def admit_read(self, floor: int) -> None:
+        """A standby that follows waits a moment for what the reader has been shown elsewhere."""
+        self._group.check_any_read()
+        if (reached := self.reached(floor)) is None:
+            return
+        try:
+            await asyncio.wait_for(reached, _STANDBY_WAIT_S)
+        except TimeoutError:
+            raise self._group.not_master() from None
+        self._group.check_any_read()
 
     async def stop(self) -> None:
         """The driver syncs (``GroupDriver.stop``); who still waits has no known outcome."""

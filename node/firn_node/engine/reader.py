@@ -49,7 +49,7 @@ class Reader:
         topic = self.core.catalogue.named(request.topic)
         partition = self.partitions.get(topic, request.partition)
         if request.snapshot is not None:
-            self.commits.check_read()
+            self.commits.check_read()  # it is of the broker that made it
             return self._read_snapshot(request, partition)
         with partition.in_use():
             return await self._read(request, partition)
@@ -59,7 +59,10 @@ class Reader:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.wait_ms / 1000
         while True:
-            self.commits.check_read()
+            if request.floor is None:
+                self.commits.check_read()
+            else:
+                await self.commits.admit_read(request.floor)
             if self.is_closing:
                 raise Unavailable("this broker is stopping; try again")
             if partition.deleted:

@@ -304,6 +304,13 @@ class GroupDriver:
         if not core.may_read(self.state, now):
             raise Unavailable(_NO_READS)
 
+    def check_any_read(self) -> None:
+        self._check_alive()
+        if self.state.role is not Role.STANDBY:
+            self.check_read()
+        elif not self.is_following:
+            raise self.not_master()
+
     async def read_barrier(self) -> None:
         self.check_read()
         position = core.read_barrier(self.state)
@@ -315,13 +322,13 @@ class GroupDriver:
         """Errors: NotMaster, with the address of who is; Unavailable."""
         self._check_alive()
         if self.state.role is not Role.MASTER:
-            raise self._not_master()
+            raise self.not_master()
 
     def _check_alive(self) -> None:
         if self.failed is not None:
             raise Unavailable(f"this replica takes no part in its group: {self.failed}")
 
-    def _not_master(self) -> FirnError:
+    def not_master(self) -> FirnError:
         return NotMaster("this node is not the master of the group", address=core.master_address(self.state))
 
     def hurry(self) -> None:
@@ -435,7 +442,7 @@ class GroupDriver:
         state = self.state
         self._requests.dispatched(state.dispatched)
         if state.role is not Role.MASTER:
-            self._requests.refuse_reads(self._not_master())
+            self._requests.refuse_reads(self.not_master())
         if state.record is not None:
             self._requests.note_master(state.record)
         if self._left is not None and not self._left.done() and not self._is_in_sync:

@@ -6,6 +6,7 @@ The engine's side of the contract, in full: ``docs/replication-drivers.md``.
 from collections.abc import Awaitable
 from typing import Any, Protocol
 
+from firn.errors import FirnError
 from firn.types import Epoch, Position
 from firn_node.replication.state import Role
 
@@ -41,6 +42,14 @@ class Replication(Protocol):
 
     def check_read(self) -> None:
         """Return when a read may be answered now. *Errors*: NotMaster, Unavailable."""
+        ...
+
+    def check_any_read(self) -> None:
+        """As ``check_read``, of a read that a standby may answer too, if it follows a master."""
+        ...
+
+    def not_master(self) -> FirnError:
+        """What sends a caller to the master."""
         ...
 
     async def read_barrier(self) -> None:

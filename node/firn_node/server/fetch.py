@@ -15,11 +15,12 @@ import msgpack
 
 from firn import limits
 from firn.errors import Invalid
+from firn.shown import ANY, MASTER
 from firn.wire import Op, frames
 from firn_node.engine.api import ReadRequest, ReadResult
 from firn_node.security.decision import Action
 from firn_node.server.budget import Charge
-from firn_node.server.context import Context
+from firn_node.server.context import Context, ServedBroker
 from firn_node.server.outbox import Outbox
 from firn_node.server.reads import READ_BYTES_MAX, picked_rows, view_of
 from firn_node.server.sendfile import CHUNK_BYTES, read_whole
@@ -48,7 +49,7 @@ class Fetch:
         self._context = context
         self._outbox = outbox
         self._id = id
-        self._request = parse_fetch(meta)
+        self._request = replace(parse_fetch(meta), floor=floor_of(context.broker, meta))
         self._credit = _integer(meta, "credit", 0, default=1 << 20) or 0
         self._credited = asyncio.Event()
         self._is_sending = False
@@ -112,7 +113,7 @@ class Fetch:
         self._is_sending = False
 
     async def _send_page(self, result: ReadResult, size: int) -> None:
-        meta = {
+        meta: dict[str, Any] = {
             "topic_id": result.topic_id,
             "next_offset": result.next_offset,
             "end": result.end,
@@ -120,6 +121,8 @@ class Fetch:
             "tombstone_floor": result.tombstone_floor,
             "generation": result.generation,
         }
+        if self._request.floor is not None:
+            meta["shown"] = self._context.broker.shown
         if size <= CHUNK_BYTES:
             data = b"".join([block async for block in _blocks(result)])
             for frame in frames(Op.DATA, self._id, meta, data):
@@ -173,6 +176,14 @@ def parse_fetch(meta: dict[str, Any]) -> ReadRequest:
         positions=meta.get("positions") is True,
         max_bytes=min(READ_BYTES_MAX, _integer(meta, "max_bytes", 1, default=1 << 20) or 1),
     )
+
+
+def floor_of(broker: ServedBroker, meta: dict[str, Any]) -> int | None:
+    """How far the reader was shown the log, of a read that any replica may answer. *Errors*: Invalid."""
+    read_from, shown = meta.get("read_from", MASTER), _text(meta, "shown") or ""
+    if read_from not in (MASTER, ANY):
+        raise Invalid(f"read_from: expected master or any, found {read_from!r}")
+    return broker.floor_in(shown) if read_from == ANY else None
 
 
 def _integer(

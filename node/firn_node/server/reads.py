@@ -15,13 +15,14 @@ from aiohttp import web
 from firn.batch import HEADER_BYTES, Batch
 from firn.errors import Corrupt, FirnError
 from firn.record import records_of
+from firn.shown import ANY, MASTER
 from firn.wire import BATCHES_TYPE, MSGPACK_TYPE, Item, items, mask_block
 from firn_node.engine.api import ReadRequest, ReadResult, View
 from firn_node.filecache import FileRange
 from firn_node.security.decision import Action
 from firn_node.server.answers import JSON_TYPE, accepts, answer
 from firn_node.server.budget import Charge
-from firn_node.server.context import Context
+from firn_node.server.context import Context, ServedBroker
 from firn_node.server.params import Call, Query
 from firn_node.server.routes import Route
 from firn_node.server.sendfile import guarded, send_range
@@ -34,7 +35,14 @@ def view_of(text: str) -> View:
     return "raw" if text == "raw" else "compacted"
 
 
-def parse_request(topic: str, partition: int, query: Query) -> ReadRequest:
+def parse_floor(broker: ServedBroker, query: Query) -> int | None:
+    """How far the reader was shown the log, of a read that any replica may answer. *Errors*: Invalid."""
+    is_any = query.choice("read_from", (MASTER, ANY)) == ANY
+    shown = query.text("shown") or ""
+    return broker.floor_in(shown) if is_any else None
+
+
+def parse_request(topic: str, partition: int, query: Query, broker: ServedBroker) -> ReadRequest:
     """Errors: Invalid, naming the parameter."""
     queue = query.text("queue") or None
     # A light queue has a raw view alone, so that is what it is read by when nothing else is said.
@@ -55,13 +63,16 @@ def parse_request(topic: str, partition: int, query: Query) -> ReadRequest:
         positions=query.choice("positions", ("false", "true")) == "true",
         max_bytes=min(max_bytes or 1 << 20, READ_BYTES_MAX),
         wait_ms=wait_ms or 0,
+        floor=parse_floor(broker, query),
     )
     query.finish()
     return request
 
 
-def read_headers(result: ReadResult) -> dict[str, str]:
+def read_headers(result: ReadResult, request: ReadRequest, broker: ServedBroker) -> dict[str, str]:
+    shown = {} if request.floor is None else {"Firn-Shown": broker.shown}
     return {
+        **shown,
         "Firn-Next-Offset": str(result.next_offset),
         "Firn-End": str(result.end),
         "Firn-Horizon": str(result.horizon),
@@ -72,14 +83,14 @@ def read_headers(result: ReadResult) -> dict[str, str]:
 
 
 async def get_partition(context: Context, call: Call) -> web.StreamResponse:
-    request = parse_request(call.name("topic"), call.integer("partition"), call.query)
+    request = parse_request(call.name("topic"), call.integer("partition"), call.query, context.broker)
     result = await context.wait_for_bytes(request)
     try:
         if accepts(call.http, JSON_TYPE) or accepts(call.http, MSGPACK_TYPE):
             return await _send_documents(context, call, request, result)
         if result.queue_rows is not None:
             result = picked_rows(result, await _taken(result), keys_only=request.keys_only)
-        return await _send_batches(context, call, result)
+        return await _send_batches(context, call, result, read_headers(result, request, context.broker))
     finally:
         result.release()
 
@@ -89,8 +100,10 @@ async def _taken(result: ReadResult) -> bytes:
     return await asyncio.get_running_loop().run_in_executor(None, result.take)
 
 
-async def _send_batches(context: Context, call: Call, result: ReadResult) -> web.StreamResponse:
-    response = web.StreamResponse(headers=read_headers(result))
+async def _send_batches(
+    context: Context, call: Call, result: ReadResult, headers: dict[str, str]
+) -> web.StreamResponse:
+    response = web.StreamResponse(headers=headers)
     response.content_type = BATCHES_TYPE
     response.content_length = result.size
     stall = context.settings.stall_seconds
@@ -129,7 +142,7 @@ async def _send_documents(
             documents += _documents(item, request, None if rows is None else rows[at])
             await asyncio.sleep(0)  # others go on between batches
         context.counts.bytes_out += len(data)
-        return answer(call.http, documents, headers=read_headers(result))
+        return answer(call.http, documents, headers=read_headers(result, request, context.broker))
 
 
 def _documents(item: Item, request: ReadRequest, rows: list[tuple[int, int]] | None) -> list[dict[str, Any]]:

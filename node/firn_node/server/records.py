@@ -21,6 +21,7 @@ from firn_node.server.answers import JSON_TYPE, accepts, answer, header_text
 from firn_node.server.budget import Charge
 from firn_node.server.context import Context
 from firn_node.server.params import Call, parse_int, read_body, read_document
+from firn_node.server.reads import parse_floor
 from firn_node.server.routes import Route
 
 # Records of a JSON array are put together to batches of about this many bytes, at most this many records.
@@ -132,10 +133,11 @@ async def delete_record(context: Context, call: Call) -> web.StreamResponse:
 
 
 async def get_record(context: Context, call: Call) -> web.StreamResponse:
+    floor = parse_floor(context.broker, call.query)
     call.query.finish()
     topic, key = call.name("topic"), call.path["rest"]
     partition = call.header_integer("Firn-Partition", most=(1 << 32) - 1)
-    found = (await context.broker.get(topic, [key], partition=partition))[0]
+    found = (await context.broker.get(topic, [key], partition=partition, floor=floor))[0]
     if found is None:
         raise NotFound("no such key")
     context.counts.bytes_out += len(found.value)
@@ -145,6 +147,8 @@ async def get_record(context: Context, call: Call) -> web.StreamResponse:
         "Firn-Timestamp": str(found.timestamp),
         "ETag": f'"{found.offset}"',
     }
+    if floor is not None:
+        headers["Firn-Shown"] = context.broker.shown
     if accepts(call.http, JSON_TYPE):
         record = Record(
             topic, found.partition, found.offset, found.timestamp, key, found.value, found.tag, found.headers

@@ -26,7 +26,7 @@ from firn.websocket import Opcode, WebSocket, accept_key
 from firn.wire import STREAM_VERSION, Assembler, Message, Op, frames
 from firn_node.security.decision import Action
 from firn_node.server.context import Context
-from firn_node.server.fetch import Fetch
+from firn_node.server.fetch import Fetch, floor_of
 from firn_node.server.outbox import Outbox
 from firn_node.server.params import Call
 from firn_node.server.produce import Produced, Producing, parse_conditions
@@ -308,17 +308,19 @@ class Stream:
             raise Invalid(f"GET: topic: expected a name, found {topic!r}")
         if self._access is not None:
             self._access.check(Action.READ, topic, what="GET")
-        data = value_now(self._context.broker, topic, message)
+        floor = floor_of(self._context.broker, message.meta)
+        data = value_now(self._context.broker, topic, message) if floor is None else None
         if data is not None and len(data) <= limits.FRAME_BYTES_MAX:
             for frame in frames(Op.VALUES, message.id, {}, data):
                 self._outbox.put_now(frame)
             return
         self._unanswered += 1
-        self._spawn(message.id, self._get(topic, message)).add_done_callback(self._count_answer)
+        self._spawn(message.id, self._get(topic, message, floor)).add_done_callback(self._count_answer)
 
-    async def _get(self, topic: str, message: Message) -> None:
-        data = await found_values(self._context.broker, topic, message)
-        for frame in frames(Op.VALUES, message.id, {}, data):
+    async def _get(self, topic: str, message: Message, floor: int | None) -> None:
+        data = await found_values(self._context.broker, topic, message, floor)
+        meta = {} if floor is None else {"shown": self._context.broker.shown}
+        for frame in frames(Op.VALUES, message.id, meta, data):
             await self._outbox.put(frame)
 
     def _tell(self, op: Op, id: int, meta: dict[str, Any]) -> None:

@@ -29,13 +29,13 @@ def _packed(found: Found | None) -> bytes:
     return pack_one(found.partition, found.offset, found.timestamp, found.value, extras)
 
 
-async def found_values(broker: ServedBroker, topic: str, message: Message) -> bytes:
+async def found_values(broker: ServedBroker, topic: str, message: Message, floor: int | None) -> bytes:
     """The data of VALUES. *Errors*: Invalid, LimitExceeded, those of ``Broker.get``."""
     keys, starts = unpack_keys(message.data, message.meta.get("keys"))
     count = len(starts) - 1
     if count > KEYS_MAX:
         raise LimitExceeded(f"GET: {count} keys; at most {KEYS_MAX}")
     if count == 1:
-        return _packed((await broker.get(topic, [keys.tobytes()]))[0])
-    a = await broker.get_many(topic, keys, starts)
+        return _packed((await broker.get(topic, [keys.tobytes()], floor=floor))[0])
+    a = await broker.get_many(topic, keys, starts, floor=floor)
     return pack_values(a.offsets, a.timestamps, a.lengths, a.partitions, a.values(), a.extras)
