@@ -60,7 +60,7 @@ from firn_node.engine.api import (
     TopicInfo,
 )
 from firn_node.engine.appender import Appender
-from firn_node.engine.catalogue import Catalogue
+from firn_node.engine.catalogue import INTERNAL, Catalogue
 from firn_node.engine.commits import Commits
 from firn_node.engine.core import Core, Health
 from firn_node.engine.dispatcher import Dispatcher
@@ -210,6 +210,7 @@ class Broker:
         self._producers_checked = float("-inf")
         core.dispatched_position = max(index.checkpoint, log.start)
         self._load_catalogue()
+        core.catalogue.on_force = self._compact_by_force
         if isinstance(self._commits, GroupCommits):
             self._join(self._commits)
         else:
@@ -541,8 +542,19 @@ class Broker:
     # Compaction, snapshots, groups --------------------------------------------------------------------------
 
     async def compact(self, topic: str, *, force: bool = False) -> CompactionRun:
+        """Ask for a compaction: of this broker's own; by force, of every replica of its group, each by itself."""
         self._check_reading()
-        return self._scheduler.request(self.core.catalogue.named(topic), force=force)
+        info = self.core.catalogue.named(topic)
+        if not force or self.group is None or info in INTERNAL:
+            return self._scheduler.request(info, force=force)
+        known = self.compaction(topic)
+        if known is not None and not known.is_done and known.force:
+            return known
+        await self._topics.force_compaction(info)  # begun here too as soon as its record is dispatched
+        run = self.compaction(topic)
+        if run is None:
+            raise Unavailable(f"topic {topic!r}: the compaction has not begun; try again")
+        return run
 
     def compaction(self, topic: str) -> CompactionRun | None:
         request = self._scheduler.requests.get(self.core.catalogue.named(topic).topic_id)
@@ -664,6 +676,9 @@ class Broker:
         gone = self.partitions.drop_topic(topic)
         core.index.delete_topic(topic.topic_id)
         self._spawn(self._remove_files(topic.topic_id, gone))
+
+    def _compact_by_force(self, topic: TopicInfo) -> None:
+        self._scheduler.request(topic, force=True)
 
     async def _remove_files(self, topic_id: int, gone: list[Partition]) -> None:
         while any(p.compacting or p.sealing for p in gone):

@@ -1,7 +1,9 @@
 """The topics that exist, as the records of the internal topic ``__topics`` tell.
 
 A record's key is the topic's name, its value a msgpack map ``{id, spec}``; a tombstone deletes. ``id`` is the
-commit log position of the creating record, 16 hex digits so that its length is known before its value is.
+commit log position of the creating record, 16 hex digits so that its length is known before its value is. ``forced``,
+where it is more than 0, counts the compactions by force that a group was asked for: a record in which it has grown is
+such a request, to every replica.
 Records are applied in log order, and only once committed: every replica holds the same catalogue.
 """
 
@@ -26,9 +28,10 @@ INTERNAL = (
 )
 
 
-def topic_value(topic_id: int, spec: TopicSpec) -> bytes:
+def topic_value(topic_id: int, spec: TopicSpec, forced: int = 0) -> bytes:
     """The value of a ``__topics`` record; its length does not depend on ``topic_id``."""
-    return bytes(msgpack.packb({"id": f"{topic_id:016x}", "spec": spec.document()}))
+    count = {"forced": forced} if forced else {}
+    return bytes(msgpack.packb({"id": f"{topic_id:016x}", "spec": spec.document(), **count}))
 
 
 def topic_of(name: str, value: bytes) -> TopicInfo:
@@ -37,11 +40,19 @@ def topic_of(name: str, value: bytes) -> TopicInfo:
     return TopicInfo(name, int(fields["id"], 16), parse_spec(fields["spec"]))
 
 
+def forced_of(value: bytes) -> int:
+    """How many compactions by force it counts."""
+    return int(msgpack.unpackb(value).get("forced", 0))
+
+
 @dataclass(slots=True)
 class Catalogue:
-    """Committed topics by name and id. ``on_delete`` is called with each topic that goes."""
+    """Committed topics by name and id. ``on_delete`` is called with each topic that goes, ``on_force`` with each that is
+    to be compacted by force, but for what is applied before it is set."""
 
     on_delete: Callable[[TopicInfo], None]
+    on_force: Callable[[TopicInfo], None] = lambda topic: None
+    forced: dict[int, int] = field(default_factory=dict)  # by topic id
     by_name: dict[str, TopicInfo] = field(default_factory=lambda: {t.name: t for t in INTERNAL})
     by_id: dict[int, TopicInfo] = field(default_factory=lambda: {t.topic_id: t for t in INTERNAL})
     # Names that an appended, not yet committed record creates, changes or deletes.
@@ -78,8 +89,13 @@ class Catalogue:
             self._remove(known)
         self.by_name[name] = topic
         self.by_id[topic.topic_id] = topic
+        forced, before = forced_of(value), self.forced.get(topic.topic_id, 0)
+        self.forced[topic.topic_id] = forced
+        if forced > before:
+            self.on_force(topic)
 
     def _remove(self, topic: TopicInfo) -> None:
         del self.by_name[topic.name]
         del self.by_id[topic.topic_id]
+        self.forced.pop(topic.topic_id, None)
         self.on_delete(topic)

@@ -37,8 +37,15 @@ class Topics:
                 f"topic {name!r}: partitions cannot change from {topic.spec.partitions} to {spec.partitions}, because "
                 "keys would move; create a topic with the new number and copy the records into it"
             )
-        await self._append(name, self._record(name, topic_value(topic.topic_id, spec)))
+        forced = self._core.catalogue.forced.get(topic.topic_id, 0)
+        await self._append(name, self._record(name, topic_value(topic.topic_id, spec, forced)))
         return self._core.catalogue.named(name)
+
+    async def force_compaction(self, topic: TopicInfo) -> None:
+        """Ask every replica of the group to compact a topic by force. *Effects*: durable, and begun here, on return."""
+        forced = self._core.catalogue.forced.get(topic.topic_id, 0) + 1
+        value = topic_value(topic.topic_id, topic.spec, forced)
+        await self._append(topic.name, self._record(topic.name, value))
 
     async def delete(self, name: str) -> None:
         """Delete a topic and all of its records. *Effects*: durable on return; its bytes are never seen again."""

@@ -1,0 +1,72 @@
+"""A compaction by force is asked of the master and done by every replica, each on its own files."""
+
+from pathlib import Path
+
+from engine_kit import run
+from group_kit import BrokerGroup, Replica, broker_group
+
+from firn.client import Client
+from firn.topicspec import parse_spec
+
+
+def rows(replica: Replica) -> tuple[int, int]:
+    """The clean rows and the horizon of the topic's one partition."""
+    broker = replica.broker
+    state = broker.partitions.get(broker.topic("t"), 0).state
+    return state.clean_rows, state.horizon
+
+
+async def filled(group: BrokerGroup) -> Replica:
+    master = await group.until_master()
+    await master.broker.create_topic("t", parse_spec({"durability": {"minInSync": 1}}))
+    for number in range(30):
+        await master.kit.put("t", [(b"k%d" % (number % 5), b"%d" % number)])
+    await group.until_equal()
+    return master
+
+
+async def force(master: Replica) -> None:
+    async with Client(f"127.0.0.1:{master.port}", timeout=60) as client:
+        found = await client.compact("t", force=True, wait=True)
+        assert [row["records_after"] for row in found["partitions"]] == [5]
+
+
+def test_every_replica_compacts_when_the_master_is_asked_to_and_again_when_it_is_asked_again(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with broker_group(tmp_path, 3) as group:
+            master = await filled(group)
+            await force(master)
+            await group.until(lambda: all(rows(each) == (5, 30) for each in group.up), "all have compacted")
+            await master.kit.put("t", [(b"k1", b"again")])
+            await master.broker.update_topic("t", parse_spec({"durability": {"minInSync": 2}}))
+            await group.until_equal()
+            assert all(rows(each) == (5, 30) for each in group.up), "a change of the spec asks for nothing"
+            await force(master)
+            await group.until(lambda: all(rows(each) == (5, 31) for each in group.up), "all have again")
+            assert (await group.maps("t", [b"k1"])) == [[b"again"]] * 3
+
+    run(story())
+
+
+def test_a_standby_that_was_away_compacts_when_it_is_back_and_none_does_at_a_mere_start(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with broker_group(tmp_path, 2) as group:
+            master = await filled(group)
+            [standby] = [each for each in group.up if each is not master]
+            await standby.stop()
+            await force(master)
+            await standby.start()
+            await group.until(lambda: rows(standby) == (5, 30), "it has compacted")
+            await group.until_in_sync()
+            for replica in (standby, master):
+                await replica.stop()
+            for replica in (standby, master):
+                await replica.start()
+            await group.until_equal()
+            assert [replica.broker.compaction("t") for replica in group.up] == [None, None]
+
+    run(story())
