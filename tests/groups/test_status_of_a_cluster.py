@@ -11,6 +11,7 @@ import pytest
 from cluster_kit import local_cluster
 from engine_kit import run
 
+from firn.cli.tables import print_status
 from firn.client.clusterstatus import cluster_status
 from firn.errors import Unavailable
 
@@ -105,3 +106,16 @@ def test_a_broker_that_nobody_knows_and_that_does_not_answer_is_a_row_of_its_add
 def test_without_any_answer_the_first_brokers_error_is_told() -> None:
     with pytest.raises(Unavailable, match="a:1: cannot be asked"):
         asked({}, "a:1", "b:1")
+
+
+def test_a_rebuild_and_a_lag_are_shown_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    rebuild = {
+        "phase": "files", "partitions": 4, "partitions_done": 1, "bytes": 1 << 20, "bytes_expected": 3 << 20,
+        "reason": None,
+    }  # fmt: skip
+    found = document("a", "none", "a:1")
+    found["brokers"][0] |= {"lag_bytes": 2048, "lag_seconds": 1.25, "rebuild": rebuild}
+    print_status(found)
+    shown = capsys.readouterr().out
+    assert "rebuild: files, 1 of 4 partitions, 1.0 MiB of 3.0 MiB" in shown
+    assert "2.0 KiB, 1.2 s" in shown

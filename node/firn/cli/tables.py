@@ -112,6 +112,17 @@ def _lag_text(broker: Mapping[str, Any]) -> str:
     return f"{bytes_text(size)}, {seconds or 0:.1f} s" if size else "0 B"
 
 
+def _reason_text(broker: Mapping[str, Any]) -> str:
+    """Why it is as it is, a rebuild first."""
+    found, reason = broker.get("rebuild"), broker.get("reason") or ""
+    if not found:
+        return str(reason)
+    done = f"{found.get('partitions_done')} of {found.get('partitions')} partitions"
+    size = f"{bytes_text(found.get('bytes'))} of {bytes_text(found.get('bytes_expected'))}"
+    told = f"rebuild: {found.get('phase')}, {done}, {size}"
+    return f"{told}; {found.get('reason') or reason}" if found.get("reason") or reason else told
+
+
 def print_status(status: Mapping[str, Any]) -> None:
     """Brokers, then each topic's partitions."""
     columns = [
@@ -126,7 +137,7 @@ def print_status(status: Mapping[str, Any]) -> None:
         rows.append(
             (b.get("node"), b.get("group"), b.get("address"), b.get("role"), b.get("epoch"), state,
              "yes" if b.get("in_sync") else "no", _lag_text(b), number_text(b.get("committed_position")), size,
-             b.get("reason") or "")
+             _reason_text(b))
         )  # fmt: skip
     _table(None, columns, rows)
     for topic in status.get("topics", []):

@@ -168,11 +168,12 @@ class GroupDriver:
 
     def _calls_for_a_tick(self, event: ev.Event) -> bool:
         """While nobody acts the group waits for what a tick decides: who stands, whether the successor has everything."""
-        state = self.state
-        if state.role is Role.RESIGNING:
-            return type(event) is ev.Durable or (type(event) is ev.Received and type(event.message) is Report)
-        is_vacant = state.record is not None and state.record.master is None
-        return is_vacant and state.role is Role.STANDBY and type(event) is ev.RecordRead
+        state, kind = self.state, type(event)
+        if kind is ev.RecordRead:
+            return state.role is Role.STANDBY and state.record is not None and state.record.master is None
+        if state.role is not Role.RESIGNING:
+            return False
+        return kind is ev.Durable or (type(event) is ev.Received and type(event.message) is Report)
 
     def _carry_out(self, actions: tuple[ev.Action, ...]) -> None:
         for action in actions:
@@ -443,10 +444,15 @@ class GroupDriver:
         self._requests.dispatched(state.dispatched)
         if state.role is not Role.MASTER:
             self._requests.refuse_reads(self.not_master())
-        if state.record is not None:
-            self._requests.note_master(state.record)
+        if self._requests.successor is not None:
+            self._settle_switchover()
         if self._left is not None and not self._left.done() and not self._is_in_sync:
             self._left.set_result(None)
+
+    def _settle_switchover(self) -> None:
+        state = self.state
+        if state.record is not None:
+            self._requests.note_master(state.record)
         if self._requests.successor == self.me.log_id and state.role not in (Role.CANDIDATE, Role.MASTER):
             self._requests.refuse_switchover(
                 "the group changed meanwhile, or its coordinator did not answer; try again"
