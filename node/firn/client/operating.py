@@ -94,7 +94,9 @@ async def _until_master(transport: Transport, found: Document, deadline: float) 
     why = "it has not answered"
     while (left := deadline - asyncio.get_running_loop().time()) > 0:
         try:
-            answer = await transport.ask_once(found["address"], path_of("status"), seconds=min(left, ASK_S))
+            answer = await transport.ask_once(
+                found["address"], f"{path_of('status')}?limit=1", seconds=min(left, ASK_S)
+            )
             [row] = answer.document()["brokers"]
             if row["role"] == "master" and row["state"] == "serving":
                 return
