@@ -354,9 +354,11 @@ class Transport:
             return await ask(address)
         except (aiohttp.ClientError, OSError) as error:
             refusal = _refusal_in(error, address)
-            raise refusal or Unavailable(
-                f"{address}: cannot be asked: {error}{self._credentials.hint}"
-            ) from error
+            is_away = isinstance(
+                error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError | CannotConnect
+            )
+            what = "cannot connect" if is_away else "cannot be asked"
+            raise refusal or Unavailable(f"{address}: {what}: {error}{self._credentials.hint}") from error
 
     async def _once(
         self, address: str, method: str, target: str, data: bytes | None, headers: Mapping[str, str]

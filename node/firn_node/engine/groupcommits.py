@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
-from firn.errors import FirnError, Timeout
+from firn.errors import FirnError, Timeout, Unavailable
 from firn.topicspec import DurabilitySpec
 from firn_node.engine.commits import Waiters
 from firn_node.engine.core import Core
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 _UNDISPATCHED_WAIT_BYTES = 24 << 20
 _STANDBY_WAIT_S = 0.25  # a standby that follows is a round trip and a sync behind
+_MASTER_WAIT_S = 5.0  # a standby may dispatch what is committed before the master does
 
 
 class GroupCommits:
@@ -77,14 +78,18 @@ class GroupCommits:
         self._group.check_read()
 
     async def admit_read(self, floor: int) -> None:
-        """A standby that follows waits a moment for what the reader has been shown elsewhere."""
+        """Wait for what the reader has been shown elsewhere: a moment, or at the master, which will get there, longer."""
         self._group.check_any_read()
         if (reached := self.reached(floor)) is None:
             return
+        is_master = self._group.is_master
         try:
-            await asyncio.wait_for(reached, _STANDBY_WAIT_S)
+            await asyncio.wait_for(reached, _MASTER_WAIT_S if is_master else _STANDBY_WAIT_S)
         except TimeoutError:
-            raise self._group.not_master() from None
+            late = Unavailable(
+                "the master has not dispatched yet what this reader was shown elsewhere; ask again"
+            )
+            raise late if is_master else self._group.not_master() from None
         self._group.check_any_read()
 
     async def stop(self) -> None:

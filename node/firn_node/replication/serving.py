@@ -18,6 +18,9 @@ class Replication(Protocol):
     def role(self) -> Role: ...
 
     @property
+    def is_master(self) -> bool: ...
+
+    @property
     def epoch(self) -> Epoch:
         """The epoch that a master stamps into its batches; asked between ``admit`` and the append."""
         ...
