@@ -31,7 +31,7 @@ from firn_node.replication.record import GroupId, GroupRecord
 
 VARIABLE = "FIRN_FAULTS"
 _LOOK_S = 0.02  # so often a process looks for new orders
-_ANSWER_S = 1.5  # after which a coordinator that does not answer is given up, as the real one is
+ANSWER_S = 1.5  # after which a coordinator that does not answer is given up, as the real one is
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +162,7 @@ class FaultyCoordinator:
     async def _is_down(self) -> bool:
         if self._orders.now().coordinator is None:
             return False
-        await asyncio.sleep(_ANSWER_S)
+        await asyncio.sleep(ANSWER_S)
         return True
 
     async def read(self, group_id: GroupId) -> Reading:
