@@ -1,7 +1,7 @@
 """Random faults: which, when, on whom and for how long is drawn from the seed before the first one begins.
 
 At most one fault at a time is on a node, and two at most are under way. A fault on ``master`` meets whoever is master
-then. A volume is lost only while all replicas are in sync: two copies lost at once are more than a group survives.
+then. One volume is lost at most, while all replicas are in sync: two copies lost are more than a group survives.
 """
 
 import asyncio
@@ -162,7 +162,7 @@ async def _kill_all(stage: Stage, node: Node, seconds: float) -> None:
 
 
 async def _lose_volume(stage: Stage, node: Node, seconds: float) -> None:
-    if len(await stage.cluster.in_sync()) == len(stage.nodes):
+    if stage.has_all_volumes and len(await stage.cluster.in_sync()) == len(stage.nodes):
         await stage.replace_volume(node)
 
 

@@ -30,6 +30,7 @@ class Stage:
     say: Callable[[str], None]
     events: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
+    has_all_volumes: bool = True
 
     @property
     def nodes(self) -> list[Node]:
@@ -104,15 +105,15 @@ class Stage:
         await self.until(holds, f"{node.name} ends", seconds)
 
     async def until_healthy(self) -> None:
-        """All replicas run and are in sync, and writes are acknowledged after that."""
+        """All replicas answer, are in sync and have a master."""
         wanted = {node.address for node in self.nodes}
 
         async def holds() -> bool:
             await self._repair()
             return (
-                all(node.is_up for node in self.nodes)
-                and await self.cluster.in_sync() == wanted
+                await self.cluster.in_sync() == wanted
                 and await self.cluster.master() is not None
+                and len(await self.cluster.rows()) == len(self.nodes)
             )
 
         await self.until(holds, "all replicas are in sync")
@@ -129,6 +130,7 @@ class Stage:
         """Nothing is written any more, and every replica has and has committed all of it."""
 
         async def holds() -> bool:
+            await self._repair()
             rows = await self.cluster.rows()
             ends = {(row["log_end"], row["committed_position"]) for row in rows}
             return len(rows) == len(self.nodes) and len(ends) == 1 and len(set(next(iter(ends)))) == 1
@@ -156,6 +158,7 @@ class Stage:
 
     async def replace_volume(self, node: Node) -> None:
         self.note(f"{node.name} gets an empty volume")
+        self.has_all_volumes = False
         await node.kill()
         node.ends.clear()
         node.wipe()
