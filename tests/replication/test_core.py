@@ -540,3 +540,39 @@ def test_each_start_of_a_folder_is_counted() -> None:
     assert of(ev.StoreMeta, list(ordered))[0].meta.starts == 7
     _, ordered = core.step(state, ev.RecordRead(RECORD), 0.0)
     assert of(Hello, list(ordered))[0].header.handshake.start == 7
+
+
+# The members.
+
+
+def applied(ordered: list[ev.Action]) -> ev.SwapAnswered:
+    """The coordinator's answer to the last request."""
+    return ev.SwapAnswered(of(ev.CompareAndSet, ordered)[-1].new, ev.Outcome.APPLIED)
+
+
+def test_a_replica_that_came_back_under_another_log_id_stays_a_member_until_it_reports() -> None:
+    me = replace(ME, member=MEMBERS[A])
+    state = started(Startup(Meta(), LogView()), me)
+    state, ordered = steps(state, ev.RecordRead(None, at_least=0))
+    state, ordered = steps(state, applied(ordered))
+    start = ev.Written(Position(1), (EpochStart(Epoch(1), Position(0)),))
+    state, _ = steps(state, stored(ordered), start, ev.Durable(Position(1), cuts=0))
+    node = Member("n2", "n2:1", 2)
+
+    def header(log_id: str) -> Header:
+        return Header(GROUP, Epoch(1), LogId(log_id), Handshake(Incarnation(f"{log_id}/1"), 1))
+
+    def greeting(log_id: str) -> ev.Received:
+        return ev.Received(Hello(header(log_id), node, (), Position(0), Position(0), is_rebuilt=False))
+
+    old = ev.Received(Report(header("old"), Position(1), Position(1), is_rebuilt=True))
+    state, ordered = steps(state, greeting("old"), old, ev.Tick(), now=1.0)
+    state, ordered = steps(state, applied(ordered), old, ev.Tick(), now=2.0)
+    state, _ = steps(state, applied(ordered), now=2.0)
+    assert state.record is not None
+    assert state.record.in_sync == {ME.log_id, "old"}
+    leave = ev.Received(Leave(header("old"), "its log is damaged"))
+    state, ordered = steps(state, greeting("new"), leave, now=3.0)
+    state, ordered = steps(state, applied(ordered), ev.Tick(), now=3.5)
+    state, ordered = steps(state, applied(ordered), ev.Tick(), now=4.0)
+    assert set(of(ev.CompareAndSet, ordered)[-1].new.members) == {ME.log_id, "new"}

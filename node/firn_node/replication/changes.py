@@ -57,8 +57,8 @@ def _members(
     state: State, record: GroupRecord, mastery: Mastery, in_sync: frozenset[LogId]
 ) -> Mapping[LogId, Member]:
     """The members, with who said Hello, without who was removed or came back under another log_id."""
-    joining = {log_id: m for log_id, m in mastery.joining.items() if log_id not in mastery.removing}
-    members = {**record.members, **joining}
+    greeted = {k: greeting.member for k, greeting in mastery.greeted.items() if k not in mastery.removing}
+    members = {**record.members, **greeted}
     heard_at = {log_id: _heard_at(state, mastery, log_id) for log_id in members}
     newest = {
         node: max(heard_at[log_id] for log_id, member in members.items() if member.node == node)
@@ -74,7 +74,6 @@ def _members(
 
 def _heard_at(state: State, mastery: Mastery, log_id: LogId) -> float:
     """When a replica was last heard of in this epoch."""
-    if log_id in mastery.joining:
-        return float("inf")
-    heard = state.heard.get(log_id)
-    return heard.at if heard is not None and heard.epoch == mastery.epoch else NEVER
+    heard, greeting = state.heard.get(log_id), mastery.greeted.get(log_id)
+    reported_at = heard.at if heard is not None and heard.epoch == mastery.epoch else NEVER
+    return max(reported_at, greeting.at if greeting is not None else NEVER)

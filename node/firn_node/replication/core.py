@@ -228,7 +228,6 @@ def _follow_record(turn: Turn, record: GroupRecord, sent_at: float) -> None:
     if state.mastery is not None:
         if record.epoch == state.mastery.epoch and record.master == state.me.as_master:
             turn.update_mastery(lease_sent_at=max(state.mastery.lease_sent_at, sent_at))
-            _note_members(turn, record)
             mastership.commit(turn)
             return
         mastership.step_down(turn, "another master, or none, by the record")
@@ -247,13 +246,6 @@ def _follow_record(turn: Turn, record: GroupRecord, sent_at: float) -> None:
     if following is None or _is_another_mastership(record, following):
         turn.update(following=None)
         standby.seek(turn)
-
-
-def _note_members(turn: Turn, record: GroupRecord) -> None:
-    """Who has joined is no longer on the way."""
-    joining = {k: m for k, m in turn.mastery.joining.items() if record.members.get(k) != m}
-    if joining != turn.mastery.joining:
-        turn.update_mastery(joining=joining)
 
 
 def _is_another_mastership(record: GroupRecord, following: Following) -> bool:

@@ -28,6 +28,7 @@ from firn_node.replication.record import GroupRecord, LogId
 from firn_node.replication.state import (
     NEVER,
     NO_EPOCH,
+    Greeting,
     Heard,
     Mark,
     Mastery,
@@ -45,7 +46,7 @@ def take_over(turn: Turn, record: GroupRecord, lease_sent_at: float) -> None:
     state = turn.state
     mastery = Mastery(
         epoch=record.epoch, since=turn.now, lease_sent_at=lease_sent_at,
-        welcomed={}, streaming={}, caught_up_at={}, joining={}, awaited={}, may_shrink_below=state.resigned_to_shrink,
+        welcomed={}, streaming={}, caught_up_at={}, greeted={}, awaited={}, may_shrink_below=state.resigned_to_shrink,
     )  # fmt: skip
     turn.change_role("elected")
     turn.update(
@@ -137,7 +138,7 @@ def on_hello(turn: Turn, hello: Hello) -> None:
     newest = mastery.welcomed.get(log_id)
     if newest is not None and turn.rules.is_overtaken(handshake, newest):
         return
-    _note_member(turn, hello)
+    turn.update_mastery(greeted={**mastery.greeted, log_id: Greeting(hello.member, turn.now)})
     cut = turn.rules.cut_point(state, hello)
     heard = state.heard.get(log_id)
     if cut is not None and heard is not None and heard.epoch == mastery.epoch:
@@ -151,12 +152,6 @@ def on_hello(turn: Turn, hello: Hello) -> None:
     header = turn.header(handshake, mastery.epoch)
     forced_epoch = state.record.forced_epoch if state.record is not None else NO_EPOCH
     turn.send(log_id, Welcome(header, cut, state.log.written, forced_epoch))
-
-
-def _note_member(turn: Turn, hello: Hello) -> None:
-    record, log_id = turn.state.record, hello.header.log_id
-    if record is not None and record.members.get(log_id) != hello.member:
-        turn.update_mastery(joining={**turn.mastery.joining, log_id: hello.member})
 
 
 def on_report(turn: Turn, report: Report) -> None:

@@ -226,6 +226,14 @@ class Heard:
     at: float
 
 
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """Who a replica says that it is, and when."""
+
+    member: Member
+    at: float
+
+
 class Phase(Enum):
     ASKED = "asked"  # a Hello is out
     STORING = "storing"  # the master's epoch is being made durable
@@ -290,7 +298,7 @@ class Mastery(Copied):
     welcomed: Mapping[LogId, Handshake] = field(hash=False)
     streaming: Mapping[LogId, Handshake] = field(hash=False)
     caught_up_at: Mapping[LogId, float] = field(hash=False)  # had all that was written then
-    joining: Mapping[LogId, Member] = field(hash=False)  # said Hello, not yet a member
+    greeted: Mapping[LogId, Greeting] = field(hash=False)  # the last Hello of each
     awaited: Mapping[LogId, float] = field(hash=False)  # close behind since: commits wait for it, for a while
     marks: tuple[Mark, ...] = ()  # one a tick, over replica_max_lag
     leaving: frozenset[LogId] = frozenset()  # out of in_sync as soon as possible

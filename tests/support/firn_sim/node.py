@@ -357,7 +357,9 @@ class SimNode:
         self.folder.log = self.make_log(start=action.start, chain=chain)
 
     def _start_stream(self, action: ev.StartStream) -> None:
-        self._streams[action.to] = Stream(action.handshake, action.epoch, action.start)
+        """None for a standby whose next bytes retention has removed since its Hello: it asks anew."""
+        if action.start >= self.folder.log.start:
+            self._streams[action.to] = Stream(action.handshake, action.epoch, action.start)
 
     def _stop_stream(self, action: ev.StopStream) -> None:
         self._streams.pop(action.to, None)
@@ -454,7 +456,8 @@ class SimNode:
 
     def release(self, before: int) -> None:
         if self.state is not None and not self.is_paused:
-            self.folder.log.release(min(before, self.state.dispatched))
+            held = min((stream.next for stream in self._streams.values()), default=before)
+            self.folder.log.release(min(before, held, self.state.dispatched))
             self.folder.checkpoint = max(self.folder.checkpoint, self.state.dispatched)
             self.feed(ev.Released(Position(self.folder.log.start)))
 
