@@ -6,6 +6,7 @@ import os
 import signal
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cluster_kit import local_cluster
@@ -15,6 +16,9 @@ from group_kit import BrokerGroup, Replica, broker_group
 from firn.client import Client
 from firn.errors import FirnError, Invalid, Unavailable
 from firn.topicspec import parse_spec
+from firn.types import Epoch
+from firn_node.engine.operating import choose_successor
+from firn_node.replication.record import GroupId, GroupRecord, Incarnation, LogId, Master, Member
 from firn_node.replication.state import Role
 
 
@@ -251,3 +255,24 @@ def test_a_rolling_restart_under_load_loses_and_doubles_nothing_and_fails_no_req
             assert found == acknowledged
 
     run(story())
+
+
+def test_without_a_name_the_standby_with_the_longest_durable_log_is_chosen_then_the_lower_ordinal() -> None:
+    a, b, c, d = (LogId(name) for name in "abcd")
+    members = {
+        log_id: Member(f"node-{log_id}", "h:1", ordinal) for ordinal, log_id in enumerate((a, b, c, d))
+    }
+    record = GroupRecord(
+        GroupId("0"), 9, Epoch(4), 0, Master(a, Incarnation("i")), frozenset({a, b, c, d}), members
+    )
+
+    def chosen(**durable: tuple[int, int]) -> str:
+        heard = {
+            LogId(name): SimpleNamespace(epoch=epoch, durable=end) for name, (epoch, end) in durable.items()
+        }
+        mastery, me = SimpleNamespace(epoch=4), SimpleNamespace(log_id=a)
+        return choose_successor(SimpleNamespace(record=record, me=me, mastery=mastery, heard=heard), None)
+
+    assert chosen(b=(4, 10), c=(4, 20), d=(4, 15)) == c
+    assert chosen(b=(4, 10), c=(4, 20), d=(4, 20)) == c
+    assert chosen(b=(4, 10), c=(3, 99)) == b, "what was said in an older epoch counts for nothing"

@@ -265,6 +265,10 @@ def test_a_denial_and_an_administrative_action_are_in_the_audit_log_without_any_
                 await ask("POST", "/v1/topics", json={"name": "new"})
                 await ask("POST", "/v1/topics", json={"name": "new"})
                 await ask("DELETE", "/v1/topics/new")
+                await ask("POST", "/v1/cluster/switchover", json={"group": 0, "to": "firn-0-1"})
+                body = {"group": 3, "node": "firn-3-1"}
+                status, found = await ask("POST", "/v1/cluster/data-loss", json=body)
+                assert (status, found) == (200, {"group": 3, "to": "firn-3-1", "by": "root"})
         text = Path(site.path("audit.log")).read_text()
         lines = [json.loads(line) for line in text.splitlines()]
         assert [(x["principal"], x["action"], x["object"], x["outcome"]) for x in lines] == [
@@ -274,6 +278,8 @@ def test_a_denial_and_an_administrative_action_are_in_the_audit_log_without_any_
             ("root", "POST /v1/topics", "new", "done"),
             ("root", "POST /v1/topics", "new", "topic_exists"),
             ("root", "DELETE /v1/topics/{topic}", "new", "done"),
+            ("root", "POST /v1/cluster/switchover", "group 0 to firn-0-1", "unavailable"),
+            ("root", "POST /v1/cluster/data-loss", "group 3 to firn-3-1", "done"),
         ]
         assert {line["address"] for line in lines} == {"127.0.0.1"}
         assert "wrong" not in text

@@ -26,6 +26,7 @@ from firn.errors import (
     NotFound,
     SnapshotExpired,
     TopicExists,
+    Unavailable,
     UnknownPartition,
     UnknownTopic,
 )
@@ -277,6 +278,12 @@ class StandIn:
     async def fetch_offsets(self, group: str, topic: str) -> dict[int, tuple[int, int | None]]:
         self.topic(topic)
         return self.committed.get((group, topic), {})
+
+    async def switch_over(self, group: int, to: str | None) -> dict[str, Any]:
+        raise Unavailable("nobody is in sync")
+
+    async def accept_data_loss(self, group: int, node: str, by: str) -> dict[str, Any]:
+        return {"group": group, "to": node, "by": by}
 
     async def rebuild(self, reason: str) -> None:
         raise Invalid("this broker is no replica of a group")

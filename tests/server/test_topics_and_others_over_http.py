@@ -334,3 +334,22 @@ def test_the_table_of_errors_is_that_of_the_classes() -> None:
     assert {code: (int(status), retry == "yes") for code, status, retry in rows} == {
         code: (kind.status, kind.retry) for code, kind in BY_CODE.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "named"),
+    [
+        ("switchover", {}, "group"), ("switchover", {"group": "0"}, "group"), ("switchover", {"group": True}, "group"),
+        ("switchover", {"group": -1}, "group"), ("switchover", {"group": 0, "to": ""}, "to"),
+        ("switchover", {"group": 0, "node": "n"}, "node"), ("data-loss", {"group": 0}, "node"),
+        ("data-loss", {"group": 0, "node": 7}, "node"),
+    ],
+)  # fmt: skip
+def test_a_bad_request_to_a_group_is_refused_by_name(path: str, body: dict[str, object], named: str) -> None:
+    async def main() -> None:
+        async with served(StandIn()) as s:
+            status, found, _ = await s.ask("POST", f"/v1/cluster/{path}", json=body)
+            assert (status, found["error"]) == (400, "invalid")
+            assert named in found["message"]
+
+    run(main)
