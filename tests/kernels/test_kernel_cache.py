@@ -26,11 +26,25 @@ def test_a_process_loads_what_another_compiled_whatever_it_imports_first(first: 
 
 
 def test_the_stamp_of_a_kernel_covers_the_files_that_it_is_compiled_from() -> None:
-    from firn_node.kernels import jit
+    from firn_node.kernels import compiling
 
-    source = (jit._FOLDER / "walking.py").read_text()
+    source = (compiling.FOLDER / "walking.py").read_text()
     named = {"firn.limits", "firn.batch", "firn_node.kernels.inline", "firn_node.kernels.checksum"}
-    assert named <= jit._imported(source)
+    assert named <= compiling.imported(source)
+
+
+def test_the_stamp_of_a_kernel_covers_what_is_imported_inside_of_functions() -> None:
+    from firn_node.kernels import compiling
+
+    source = (compiling.FOLDER / "jit.py").read_text()
+    assert "firn_node.kernels.machine" in compiling.imported(source)
+
+
+def test_a_broker_is_made_without_loading_numba() -> None:
+    made = (
+        "import firn_node.engine.broker, firn_node.server, firn_node.main, sys; print('numba' in sys.modules)"
+    )
+    assert run("-c", made).strip() == "False"
 
 
 def test_a_warmed_cache_compiles_nothing_and_says_so() -> None:

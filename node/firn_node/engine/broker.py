@@ -79,6 +79,7 @@ from firn_node.engine.snapshots import Snapshots
 from firn_node.engine.topics import Topics
 from firn_node.filecache import FileCache
 from firn_node.index import open_index
+from firn_node.kernels import jit
 from firn_node.log import CommitLog, KeyQueryIndex
 from firn_node.rebuild import folder
 from firn_node.settings import BrokerSettings
@@ -226,6 +227,7 @@ class Broker:
         from firn_node.engine.membership import join_group
         from firn_node.engine.replica import Replica
 
+        jit.prepare()  # a replica that stood still for so long once it has joined might be replaced
         core, place = self.core, self.settings.group
         if place is None or self._coordinator is None:
             raise InvariantBroken("a replica needs its place and the coordinator of its group")

@@ -5,18 +5,14 @@ the unit busy; their sums are joined by tables that move a sum over 512 zero byt
 crc32c.c.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from firn_node.kernels.cpu import HAS_CRC32_INSTRUCTION
 from firn_node.kernels.inline import load_u64
-from firn_node.kernels.jit import helper
+from firn_node.kernels.jit import by_machine, helper
 
 _POLYNOMIAL = 0x82F63B78
 _BLOCK_BYTES = 512
@@ -46,23 +42,11 @@ def _moved(tables: NDArray[np.uint32], sums: NDArray[np.uint32]) -> NDArray[np.u
 
 
 _SLICES = _zero_byte_tables(8)
-_MOVES = np.array([_moved(_SLICES, np.arange(256, dtype=np.uint32) << np.uint32(8 * k)) for k in range(4)])
+_BYTES = np.arange(256, dtype=np.uint32)
+_MOVES = _moved(_SLICES, np.concatenate([_BYTES << np.uint32(8 * k) for k in range(4)])).reshape(4, 256)
 
 
-def _crc_of_u64_intrinsic(typingctx: Any, crc: Any, word: Any) -> Any:
-    """The sum after 8 more bytes."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        i64 = ir.IntType(64)
-        function = cast(Any, cgutils).get_or_insert_function(
-            builder.module, ir.FunctionType(i64, [i64, i64]), "llvm.x86.sse42.crc32.64.64"
-        )
-        return builder.call(function, args)
-
-    return types.uint64(types.uint64, types.uint64), codegen
-
-
-_crc_of_u64: Any = cast(Any, intrinsic)(_crc_of_u64_intrinsic)
+_crc_of_u64 = by_machine("crc_of_u64")
 
 
 @helper

@@ -6,12 +6,9 @@ A read of a row costs the kernel of the machine half a microsecond, and Python t
 
 from typing import Any
 
-from numba import types
+from firn_node.kernels.jit import by_machine, kernel
 
-from firn_node.kernels.jit import kernel
-
-# ssize_t pread(int, void *, size_t, off_t); the pointer goes as a number.
-pread: Any = types.ExternalFunction("pread", types.int64(types.int32, types.int64, types.uint64, types.int64))
+pread = by_machine("pread")
 
 
 @kernel("int64(int32, Array(int64, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), uint8[::1])")

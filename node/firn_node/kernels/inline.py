@@ -1,4 +1,4 @@
-"""Small pieces that LLVM inlines into the kernels: unaligned loads, the CRC-32C instruction, SipHash rounds.
+"""Small pieces that LLVM inlines into the kernels: unaligned loads and stores, SipHash rounds.
 
 Received bytes start at any address, so numbers are loaded from ``uint8`` arrays with alignment 1 instead of
 through typed views. None of these checks bounds: the kernel that calls has to.
@@ -7,55 +7,16 @@ through typed views. None of these checks bounds: the kernel that calls has to.
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from firn_node.kernels.jit import helper
+from firn_node.kernels.jit import by_machine, helper
 
-
-def _loader(bits: int, result: Any) -> Any:
-    """An intrinsic that loads ``bits`` bits, little-endian, at a byte index of a ``uint8`` array."""
-
-    def load(typingctx: Any, data: Any, at: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            array = context.make_array(signature.args[0])(context, builder, args[0])
-            pointer = builder.gep(array.data, [args[1]])
-            word = builder.bitcast(pointer, ir.IntType(bits).as_pointer())
-            return builder.load(word, align=1)
-
-        return result(data, types.intp), codegen
-
-    made: Any = intrinsic
-    return made(load)
-
-
-load_u16 = _loader(16, types.uint16)
-load_u32 = _loader(32, types.uint32)
-load_i32 = _loader(32, types.int32)
-load_u64 = _loader(64, types.uint64)
-load_i64 = _loader(64, types.int64)
-
-
-def _storer(bits: int, kind: Any) -> Any:
-    """An intrinsic that stores ``bits`` bits, little-endian, at a byte index of a writable ``uint8``
-    array."""
-
-    def store(typingctx: Any, data: Any, at: Any, value: Any) -> Any:
-        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            array = context.make_array(signature.args[0])(context, builder, args[0])
-            pointer = builder.gep(array.data, [args[1]])
-            builder.store(args[2], builder.bitcast(pointer, ir.IntType(bits).as_pointer()), align=1)
-            return context.get_dummy_value()
-
-        return types.void(data, types.intp, kind), codegen
-
-    made: Any = intrinsic
-    return made(store)
-
-
-store_u32 = _storer(32, types.uint32)
-store_i64 = _storer(64, types.int64)
+load_u16 = by_machine("load_u16")
+load_u32 = by_machine("load_u32")
+load_i32 = by_machine("load_i32")
+load_u64 = by_machine("load_u64")
+load_i64 = by_machine("load_i64")
+store_u32 = by_machine("store_u32")
+store_i64 = by_machine("store_i64")
 
 _SIP0 = np.uint64(0x736F6D6570736575)
 _SIP1 = np.uint64(0x646F72616E646F6D ^ 0xEE)

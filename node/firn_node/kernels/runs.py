@@ -6,12 +6,13 @@ A run is one ``u64[2, n]``: ``hi`` and ``word``, in key index order. The tail is
 from typing import Any
 
 import numpy as np
-from numba.np.numpy_support import carray
 
-from firn_node.kernels.jit import kernel
+from firn_node.kernels.jit import by_machine, kernel
 from firn_node.kernels.lookup import newest_row
 from firn_node.kernels.merging import merge_rows
-from firn_node.kernels.pointing import pointer_to
+
+carray = by_machine("carray")
+pointer_to = by_machine("pointer_to")
 
 _RUN = "Array(uint64, 2, 'C', readonly=True)"
 _KEYS = "Array(uint64, 1, 'C', readonly=True)"

@@ -11,6 +11,7 @@ damaged, of another extent or under another secret is never an error, it is buil
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,10 +64,14 @@ class KeyQueryIndex:
         self._cache = cache
         self._folder = folder
         self._secret = secret
-        self._probe = int(fingerprint(_NO_KEY, np.zeros(1, np.int32), 0, secret)[0][0])
         self._known: dict[int, KeysHeader] = {}  # headers of usable files
         self._lock = threading.Lock()  # one build at a time
         self._gathered = Gathered()
+
+    @cached_property
+    def _probe(self) -> int:
+        """What a keys file of this folder's secret holds; made at the first look, as a start needs no kernel."""
+        return int(fingerprint(_NO_KEY, np.zeros(1, np.int32), 0, self._secret)[0][0])
 
     def gather(self, group: Group, rows: Sequence[int], positions: Sequence[int]) -> None:
         """Remember the keys of batches ``rows``, in log order and durable: their keys file is made of them."""
