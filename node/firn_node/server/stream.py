@@ -23,7 +23,16 @@ from firn import limits
 from firn.errors import FirnError, Invalid, LimitExceeded
 from firn.values import KEYS_MAX
 from firn.websocket import Opcode, WebSocket, accept_key
-from firn.wire import STREAM_VERSION, Assembler, Message, Op, frames
+from firn.wire import (
+    EMPTY_META,
+    SMALL_BYTES_MAX,
+    STREAM_VERSION,
+    Assembler,
+    Message,
+    Op,
+    frames,
+    small_frame,
+)  # fmt: skip
 from firn_node.security.decision import Action
 from firn_node.server.context import Context
 from firn_node.server.fetch import Fetch, floor_of
@@ -257,7 +266,9 @@ class Stream:
     def _begin(self, message: Message) -> None:
         """Every message but PRODUCE. *Errors*: Invalid; it is then this exchange's answer."""
         op, id, meta = message.op, message.id, message.meta
-        if op == Op.HELLO:
+        if op == Op.GET:
+            self._begin_get(message)
+        elif op == Op.HELLO:
             self._tell(Op.OK, id, self._hello(meta))
         elif op == Op.PING:
             self._tell(Op.OK, id, {})
@@ -277,8 +288,6 @@ class Stream:
             self._fetches[id] = fetch
             fetch.task = self._spawn(id, fetch.run())
             fetch.task.add_done_callback(lambda _: self._fetches.pop(id, None))
-        elif op == Op.GET:
-            self._begin_get(message)
         else:
             raise Invalid(f"op {Op(op).name} is the broker's to send")
 
@@ -310,6 +319,9 @@ class Stream:
             self._access.check(Action.READ, topic, what="GET")
         floor = floor_of(self._context.broker, message.meta)
         data = value_now(self._context.broker, topic, message) if floor is None else None
+        if data is not None and len(data) <= SMALL_BYTES_MAX:
+            self._outbox.put_now(small_frame(Op.VALUES, message.id, EMPTY_META, data))
+            return
         if data is not None and len(data) <= limits.FRAME_BYTES_MAX:
             for frame in frames(Op.VALUES, message.id, {}, data):
                 self._outbox.put_now(frame)
