@@ -59,7 +59,7 @@ from firn_node.engine.api import (
     SnapshotInfo,
     TopicInfo,
 )
-from firn_node.engine.appender import Appender
+from firn_node.engine.appender import Appender, Written, WrittenRecord
 from firn_node.engine.catalogue import INTERNAL, Catalogue
 from firn_node.engine.commits import Commits
 from firn_node.engine.core import Core, Health
@@ -100,6 +100,7 @@ _SWEEP_AT_ONCE = 1000
 _COMPACTED = "compacted"
 _FIRST_POSITION = 4096  # of a new log: a topic's id is a position, and no topic has the id 0, 1 or 2
 _CATALOGUE_BYTES = 4 << 20
+_DISPATCH_BATCHES = 256  # at once: about 2 ms, after which the event loop serves whoever waits
 _GET_ON_LOOP = 512  # keys that are looked up on the event loop at once: a few ms
 _GET_PARTITIONS = 256  # that are held open for one list of keys
 
@@ -654,19 +655,23 @@ class Broker:
         self._check_serving()
         self._commits.check_read()
 
-    def _on_durable(self, end: int) -> None:
-        """On the event loop, after a sync: dispatch what it covered."""
+    def _on_durable(self, end: int) -> bool:
+        """On the event loop, after a sync: dispatch the next of what it covered; whether that was all."""
         written = self._appender.written
-        ready = []
-        while written and written[0].end <= end:
-            ready.append(written.popleft())
+        ready: list[Written | WrittenRecord] = []
+        batches = 0
+        while written and written[0].end <= end and batches < _DISPATCH_BATCHES:
+            write = written.popleft()
+            ready.append(write)
+            batches += len(write.chosen) if isinstance(write, Written) else 1
         if not ready:
-            return
+            return True
         try:
             self._dispatcher.dispatch(ready)
         except BaseException:
             written.extendleft(reversed(ready))  # idempotent: tried again as a whole
             raise
+        return not written or written[0].end > end
 
     def _dispatched(self, partition: Partition) -> None:
         self._sealer.check(partition)

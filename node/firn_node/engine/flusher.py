@@ -1,7 +1,8 @@
 """Group commit: one ``fdatasync`` at a time, in a thread of its own, for all that was written before it began.
 
 ``wait`` returns once everything below a position is durable *and dispatched*: the dispatcher runs on the event
-loop when a sync has ended, before anyone who waited is told, so acknowledged means visible.
+loop when a sync has ended, before anyone who waited is told, so acknowledged means visible. It runs in portions, between
+which the loop serves others; the next sync begins after the last one.
 """
 
 import asyncio
@@ -24,14 +25,16 @@ FIRST_EPOCH = 1  # of a single broker, which has no other
 
 
 class Flusher:
-    def __init__(self, core: Core, on_durable: Callable[[int], None]) -> None:
+    def __init__(self, core: Core, on_durable: Callable[[int], bool]) -> None:
+        """``on_durable``: dispatch the next portion of what lies below a position; whether that was all of it."""
         self._core = core
         self._on_durable = on_durable
         self._loop = asyncio.get_running_loop()
         self._waiters = Waiters()
         self._wanted = threading.Event()
         self._stopping = False
-        self._syncing = False
+        self._syncing = False  # until what was synced is dispatched
+        self._is_due = False  # a flush interval has ended meanwhile
         self._timer: asyncio.TimerHandle | None = None
         self._thread = threading.Thread(target=self._run, name="firn-flusher", daemon=True)
         self._thread.start()
@@ -115,6 +118,7 @@ class Flusher:
     def _interval_over(self) -> None:
         self._timer = None
         if self._core.log.durable_end < self._core.log.written_end:
+            self._is_due = self._syncing  # it may not cover all
             self._request()
 
     def _run(self) -> None:
@@ -142,18 +146,22 @@ class Flusher:
             self._stopping = True
 
     def _synced(self, end: int) -> None:
-        self._syncing = False
         try:
-            self._on_durable(end)
+            is_done = self._on_durable(end)
         except Exception as error:
             # Dispatch is the engine's task boundary: it stands still and says why; acknowledgements wait.
             _log.exception("dispatch failed")
             self._core.health.index_error = f"dispatch failed: {error}"
+            self._syncing = False
             self._loop.call_later(1.0, self._request)
             return
         self._core.health.index_error = None
         self.settle()
-        if self._waiters:
+        if not is_done:
+            self._loop.call_soon(self._synced, end)
+            return
+        self._syncing, is_due, self._is_due = False, self._is_due, False
+        if self._waiters or is_due:
             self._request()
 
     def _failed(self, reason: str) -> None:
