@@ -138,3 +138,32 @@ def test_a_retry_waits_for_what_is_under_way_and_for_its_back_off() -> None:
         assert outbox.take(due, bytes_max=1 << 20, under_way_max=1 << 20) == [first, second]
     finally:
         loop.close()
+
+
+class Counted(int):
+    """A partition's number that counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return int(self) == other
+
+    __hash__ = int.__hash__
+
+
+def test_an_acknowledgement_looks_at_no_other_partition() -> None:
+    partitions, loop = 500, asyncio.new_event_loop()
+    try:
+        outbox, chunk = Outbox(8, randomness=Random(1)), chunk_of(loop, partitions)
+        for number in range(partitions):
+            columns = columns_of([b"k"], [None], 0)
+            outbox.add(Cut(Counted(number), columns, np.array([number])), chunk, deadline=1e9)
+        batches = outbox.take(0.0, bytes_max=1 << 20, under_way_max=1 << 20)
+        Counted.compared = 0
+        for batch in reversed(batches):
+            outbox.acknowledge(batch, 0)
+        assert (len(batches), outbox.unsettled) == (partitions, 0)
+        assert Counted.compared <= partitions
+    finally:
+        loop.close()

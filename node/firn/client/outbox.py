@@ -25,7 +25,7 @@ delivery timeout of the oldest         for good, with the outcome unknown
 ====================================== ==================================================================
 """
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from random import Random
 
@@ -79,7 +79,8 @@ class Outbox:
         self.producer_id = randomness.randrange(1, 1 << 64)
         self._codecs = codecs
         self._lanes: dict[int, _Lane] = {}
-        self._turn: deque[int] = deque()  # partitions with unsettled batches, each once
+        # Partitions with unsettled batches, next one first; there may be a hundred thousand.
+        self._turn: OrderedDict[int, None] = OrderedDict()
         self.unsettled = 0
         self.bytes_under_way = 0
         self._unsettled_under_way = 0
@@ -111,7 +112,7 @@ class Outbox:
     def _add(self, lane: _Lane, batch: OutBatch) -> OutBatch:
         lane.next_sequence += 1
         if not lane.batches:
-            self._turn.append(batch.partition)
+            self._turn[batch.partition] = None
         lane.batches.append(batch)
         self.unsettled += 1
         return batch
@@ -124,8 +125,9 @@ class Outbox:
         found: list[OutBatch] = []
         size = 0
         for _ in range(len(self._turn)):
-            lane = self._lanes[self._turn[0]]
-            self._turn.rotate(-1)
+            partition = next(iter(self._turn))
+            self._turn.move_to_end(partition)
+            lane = self._lanes[partition]
             if lane.resume_at is not None:
                 if lane.under_way or now < lane.resume_at:
                     continue
@@ -200,7 +202,7 @@ class Outbox:
                 self._settle(batch)
                 batch.chunk.fail(batch.rows, error)
         self._lanes[partition] = _Lane(lane.epoch + 1)
-        self._forget_turn(partition)
+        self._turn.pop(partition, None)
 
     def _settle(self, batch: OutBatch) -> None:
         batch.is_settled = True
@@ -214,11 +216,7 @@ class Outbox:
             lane.sent = max(0, lane.sent - 1)
         if not lane.batches:
             lane.resume_at = None
-            self._forget_turn(partition)
-
-    def _forget_turn(self, partition: int) -> None:
-        if partition in self._turn:
-            self._turn.remove(partition)
+            self._turn.pop(partition, None)
 
     def expire(self, now: float) -> None:
         """Partitions whose oldest batch passed its deadline fail, with the last error they met."""
