@@ -17,14 +17,14 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks import alone, kafka_broker, machine, replicated, start
+from benchmarks import alone, kafka_broker, machine, rebuild, replicated, start
 from benchmarks.compared import FULL, QUICK, WORKLOADS, Brokers, Figures, Sizes, Workload
 from benchmarks.firn_broker import FirnBroker
 from benchmarks.kafka_broker import KafkaBroker, NoKafka
 from benchmarks.processes import preload
 from benchmarks.report import Report, Row, Spread, Target
 
-NAMES = (*(workload.name for workload in WORKLOADS), "memory", "start", "replicated", *alone.ALONE)
+NAMES = (*(workload.name for workload in WORKLOADS), "memory", "start", "replicated", "rebuild", *alone.ALONE)
 
 
 def say(line: str) -> None:
@@ -119,6 +119,8 @@ def measure(report: Report, work: Path, sizes: Sizes, wanted: set[str], *, with_
         _noting(report, "start", lambda: start.measure(work, sizes, with_kafka=with_kafka))
     if "replicated" in wanted:
         _noting(report, "replicated", lambda: replicated.measure(work, sizes, with_kafka=with_kafka))
+    if "rebuild" in wanted:
+        _noting(report, "rebuild", lambda: rebuild.measure(work, sizes))
     for name in alone.ALONE:
         if name in wanted:
             _noting(report, name, partial(alone.measure, name, work, sizes))

@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import random
 import time
+import urllib.request
 from typing import Any
 
 from benchmarks.processes import cpu_seconds, memory_mb
@@ -12,6 +13,7 @@ from firn.bench import workloads
 from firn.bench.data import POOL, Data
 from firn.client import Client
 from firn.client import blocking as twin
+from firn.errors import FirnError
 
 TIMEOUT_S = 600.0
 
@@ -191,3 +193,54 @@ async def table(address: str, topic: str, keys: int) -> dict[str, float]:
         workloads.checked_count(len(found), keys, f"the table of {topic}")
         now, peak = memory_mb(os.getpid())
     return {"seconds": seconds, "memory_mb": now - before, "peak_mb": peak - before}
+
+
+async def rebuild(address: str, standby: str, topic: str, value_bytes: int, rate: float) -> dict[str, float]:
+    """Let ``standby`` start anew; seconds until it is in sync again, and until everything was pulled.
+
+    ``rate``: records a second that are produced meanwhile; ``kept``: the share of them that came about.
+    """
+    async with _client(address) as client, _client(standby) as asked:
+        stopping = asyncio.Event()
+        load = asyncio.create_task(_paced(client, topic, value_bytes, rate, stopping))
+        await asyncio.sleep(1.0 if rate else 0.0)  # so that it is under way
+        request = urllib.request.Request(
+            f"http://{standby}/v1/rebuild", data=b'{"reason": "measured"}', method="POST"
+        )
+        began = time.perf_counter()
+        await asyncio.to_thread(lambda: urllib.request.urlopen(request).close())
+        pulled = 0.0
+        is_seen = False
+        while True:
+            await asyncio.sleep(0.05)
+            try:
+                row = (await asked.status())["brokers"][0]
+            except FirnError:
+                continue
+            is_seen = is_seen or row["rebuild"] is not None
+            now = time.perf_counter() - began
+            if row["rebuild"] is not None and row["rebuild"]["phase"] in ("listing", "pulling"):
+                pulled = now
+            if is_seen and row["rebuild"] is None and row["in_sync"]:
+                break
+        stopping.set()
+        kept = await load
+    return {"seconds": now, "pulled_s": pulled or now, "kept": kept}
+
+
+async def _paced(client: Client, topic: str, value_bytes: int, rate: float, stopping: asyncio.Event) -> float:
+    """Produce at a rate until told to stop; which share of it came about."""
+    if not rate:
+        return 1.0
+    many = 500
+    keys, values = [b"%016d" % at for at in range(many)], [b"x" * value_bytes] * many
+    producer = client.producer(topic)
+    began, sent = time.perf_counter(), 0
+    while not stopping.is_set():
+        ahead = sent / rate - (time.perf_counter() - began)
+        if ahead > 0:
+            await asyncio.sleep(ahead)
+        await producer.send_many(keys, values)
+        sent += many
+    await producer.close()
+    return sent / rate / (time.perf_counter() - began)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from engine_kit import run
@@ -18,7 +18,8 @@ from firn.types import Epoch, Position
 from firn_node.filecache import FileCache
 from firn_node.log import CommitLog
 from firn_node.replication.doors.codec import Arrived, Assembler
-from firn_node.replication.doors.logstream import SIZES, LogStream, Sizes
+from firn_node.replication.doors.connection import Connection
+from firn_node.replication.doors.logstream import SIZES, LogStream, LogStreams, Sizes
 from firn_node.replication.doors.peers import Peers
 from firn_node.replication.doors.syncer import Syncer
 from firn_node.replication.messages import Ask, Frame, Handshake, Header, Message, Refusal
@@ -279,7 +280,33 @@ def test_retention_waits_for_a_stream_until_the_standby_has_synced(tmp_path: Pat
         stream.reported(Position(5_000_000))
         assert 3_000_000 < log.release(log.written_end) <= 5_000_000
         stream.stop()
+        assert log.release(log.written_end) <= 5_000_000
+        stream.hold.release()
         assert log.release(log.written_end) > 5_000_000
+
+    run(story())
+
+
+def test_the_log_waits_for_a_standby_that_is_away_until_there_is_no_room_for_it() -> None:
+    async def story() -> None:
+        log, connection = opened(), cast(Connection, Taker())
+        for serial in range(30):
+            log.append([sized(300_000, serial)])
+        log.sync()
+        streams = LogStreams(log, history=lambda: (), damaged=str)
+        away, other = LogId("b"), LogId("c")
+        for to in (away, other):
+            streams.start(to, connection, HEADER, Position(0))
+        streams.stop(away)
+        assert log.release(log.written_end) == 0
+        streams.let_go(keeping={away})
+        assert log.release(log.written_end) == 0
+        streams.start(away, connection, HEADER, Position(4_499_520))  # it is back, and has more than before
+        assert 3_000_000 < log.release(log.written_end) <= 4_499_520
+        streams.stop(away)
+        streams.let_go(keeping=set())
+        assert log.release(log.written_end) > 4_499_520
+        streams.stop_all()
 
     run(story())
 

@@ -76,6 +76,10 @@ NEEDS = {
     ("GET", "/v1/replicate"): REPLICATE,
     ("POST", "/v1/cluster/switchover"): ADMIN,
     ("POST", "/v1/cluster/data-loss"): ADMIN,
+    ("GET", "/v1/replicate/rebuild"): REPLICATE,
+    ("POST", "/v1/replicate/pins"): REPLICATE,
+    ("GET", "/v1/replicate/pins/{id}"): REPLICATE,
+    ("DELETE", "/v1/replicate/pins/{id}"): REPLICATE,
 }
 # Who may what on the topic with ACCESS; None: not even known.
 MAY: dict[str, set[str] | None] = {

@@ -288,6 +288,12 @@ class StandIn:
     async def rebuild(self, reason: str) -> None:
         raise Invalid("this broker is no replica of a group")
 
+    async def rebuild_source(self, start: int) -> Any:
+        return self.pinned_source()
+
+    def pinned_source(self) -> Any:
+        raise Unavailable("this broker is not part of a group")
+
     def status(self, *, limit: int = 1000) -> dict[str, Any]:
         return {"brokers": [{"node": "n", "read_only": False, "epoch": 1}], "topics": []}
 

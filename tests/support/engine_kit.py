@@ -119,6 +119,12 @@ class Kit:
             await asyncio.sleep(0.005)
         return compaction
 
+    async def compact_here(self, topic: str) -> None:
+        """Compact by force, whoever may be served by this broker."""
+        compaction = self.broker._scheduler.request(self.broker.topic(topic), force=True)
+        while not compaction.is_done:
+            await asyncio.sleep(0.005)
+
 
 @asynccontextmanager
 async def running(folder: Path | str, **changes: Any) -> AsyncIterator[Kit]:

@@ -36,15 +36,16 @@ class Replica:
     ordinal: int
     folder: Path
     records: Records
+    changes: dict[str, Any] = field(default_factory=dict)  # of its settings
     port: int = field(default_factory=free_port)
     broker: Broker = field(init=False)
     is_up: bool = False
 
-    async def start(self, **changes: Any) -> None:
+    async def start(self) -> None:
         self.coordinator = MemoryCoordinator(self.records)
         place = GroupSettings("", ordinal=self.ordinal, lease_ttl_ms=LEASE_TTL_MS)
         self.broker = Broker(
-            settings(self.folder, port=self.port, node=f"node-{self.ordinal}", group=place, **changes),
+            settings(self.folder, port=self.port, node=f"node-{self.ordinal}", group=place, **self.changes),
             coordinator=self.coordinator,
         )
         await self.broker.start()
@@ -77,15 +78,15 @@ class Replica:
 
 
 class BrokerGroup:
-    def __init__(self, folder: Path, replicas: int) -> None:
+    def __init__(self, folder: Path, replicas: int, changes: dict[str, Any]) -> None:
         self.records = Records()
-        self.replicas = [Replica(n, folder / str(n), self.records) for n in range(replicas)]
+        self.replicas = [Replica(n, folder / str(n), self.records, changes) for n in range(replicas)]
 
     @property
     def up(self) -> list[Replica]:
         return [replica for replica in self.replicas if replica.is_up]
 
-    async def until(self, holds: Callable[[], object], what: str, seconds: float = 15.0) -> None:
+    async def until(self, holds: Callable[[], object], what: str, seconds: float = 60.0) -> None:
         end = asyncio.get_running_loop().time() + seconds
         while not holds():
             rows = [r.broker.group.status() for r in self.up if r.broker.group is not None]
@@ -134,8 +135,9 @@ class BrokerGroup:
 
 
 @contextlib.asynccontextmanager
-async def broker_group(folder: Path, replicas: int = 3) -> AsyncIterator[BrokerGroup]:
-    found = BrokerGroup(folder, replicas)
+async def broker_group(folder: Path, replicas: int = 3, **changes: Any) -> AsyncIterator[BrokerGroup]:
+    """``changes``: of all brokers' settings."""
+    found = BrokerGroup(folder, replicas, changes)
     try:
         for replica in found.replicas:
             await replica.start()

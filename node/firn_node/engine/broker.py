@@ -86,6 +86,8 @@ from firn_node.settings import BrokerSettings
 
 if TYPE_CHECKING:
     from firn_node.coordinator import Coordinator
+    from firn_node.rebuild.source import Source
+    from firn_node.rebuild.standby import Rebuilding
     from firn_node.replication.doors.peers import Dialling
     from firn_node.replication.driver import GroupDriver
 
@@ -127,6 +129,8 @@ class Broker:
         self._coordinator = coordinator
         self._dialling = dialling
         self.group: GroupDriver | None = None
+        self._source: Source | None = None
+        self._rebuilding: Rebuilding | None = None
         self._state = "starting"
         self._closing = contextlib.ExitStack()
         self._tasks: list[asyncio.Task[None]] = []
@@ -139,8 +143,29 @@ class Broker:
     async def start(self) -> None:
         """Recover the folder and take work.
 
+        A replica whose folder is damaged starts anew, where another one has everything.
         Errors: Unavailable when another process has the folder, Corrupt for damage below the durable end.
         """
+        try:
+            await self._start()
+        except Corrupt as error:
+            if not await self._starts_anew_after(error):
+                raise
+            await self._start()
+        self._state = "serving"
+
+    async def _starts_anew_after(self, error: Corrupt) -> bool:
+        place, coordinator = self.settings.group, self._coordinator
+        if place is None or coordinator is None:
+            return False
+        from firn_node.rebuild.damage import start_anew_after
+        from firn_node.replication.record import GroupId
+
+        return await start_anew_after(
+            error, self._disk, self.settings.data, self._randomness, coordinator, GroupId(str(place.group))
+        )
+
+    async def _start(self) -> None:
         settings, disk = self.settings, self._disk
         data = settings.data
         disk.make_folder(data)
@@ -152,11 +177,11 @@ class Broker:
             ) from error
         try:
             folder.carry_out(disk, data)
+            folder.install(disk, data)
             await self._open(data)
         except BaseException:
             self._closing.close()
             raise
-        self._state = "serving"
 
     async def _open(self, data: str) -> None:
         settings, disk = self.settings, self._disk
@@ -227,6 +252,9 @@ class Broker:
         # A broker of its own starts a tenth of a second sooner without these.
         from firn_node.engine.membership import join_group
         from firn_node.engine.replica import Replica
+        from firn_node.rebuild.source import Source
+        from firn_node.rebuild.standby import Rebuilding
+        from firn_node.replication.doors.peers import Dialling
 
         jit.prepare()  # a replica that stood still for so long once it has joined might be replaced
         core, place = self.core, self.settings.group
@@ -240,7 +268,16 @@ class Broker:
         self.group = join_group(core, replica, place, self._coordinator, self._dialling)
         commits.join(self.group)
         replica.join(self.group)
+        self._replica = replica
+        self._source = Source(core, self.partitions, self._scheduler)
+        self._rebuilding = Rebuilding(
+            core, self.partitions, self._scheduler, self.group, self,
+            dialling=self._dialling or Dialling(), first_position=_FIRST_POSITION,
+        )  # fmt: skip
+        rebuilding = self._rebuilding
+        replica.holds = lambda: rebuilding.holds_dispatch
         self.group.start()
+        self._spawn(rebuilding.run())
 
     def _load_catalogue(self) -> None:
         partition = self.partitions.get(self.core.catalogue.named(TOPICS_TOPIC), 0)
@@ -263,6 +300,40 @@ class Broker:
         for row, (key, value) in enumerate(zip(batch.key_list(), batch.value_list(), strict=True)):
             if masked is None or not masked[row]:
                 self.core.catalogue.apply(key.decode(), value)
+
+    async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        """Run a function in a thread; ``stop`` waits for it even when its caller was cancelled."""
+        return await asyncio.shield(self._start_thread(function, *arguments))
+
+    async def reach(self, position: int) -> None:
+        """Return once the log is dispatched up to ``position``."""
+        await self._commits.wait(position)
+
+    def take_over_pulled(self) -> None:
+        """Other files are in the compacted folder now: read the catalogue off them, and dispatch the log."""
+        self.partitions.forget_all()
+        self._load_catalogue()
+        self._replica.release()
+
+    async def rebuild_source(self, start: int) -> "Source":
+        """What a standby whose log begins at ``start`` is rebuilt from; its list misses no producer below that.
+
+        *Errors*: NotMaster, Unavailable.
+        """
+        self._check_reading()
+        source = self.pinned_source()
+        if not self._states_known:
+            raise Unavailable("this broker has just started; ask again")
+        if self.core.index.checkpoint < start:
+            await self.checkpoint()
+        return source
+
+    def pinned_source(self) -> "Source":
+        """What holds the pins: they are good, whoever is master by now. *Errors*: Unavailable."""
+        self._check_serving()
+        if self._source is None:
+            raise Unavailable("this broker is not part of a group")
+        return self._source
 
     async def _replay(self) -> None:
         """Dispatch what the log holds beyond the checkpoint."""
@@ -290,12 +361,14 @@ class Broker:
         # What a cancelled task has begun in a thread goes on there: nothing is closed under it.
         await asyncio.gather(*self._in_threads, return_exceptions=True)
         await self._scheduler.stop()
+        if self._source is not None:
+            self._source.take_all_back()
         if self.group is not None:
             await self.group.stop()
         await self._commits.stop()
         await self._sealer.stop()
         self._snapshots.close_all()
-        if self.core.health.failed is None:
+        if self.core.health.failed is None and not self._is_being_pulled:
             with contextlib.suppress(OSError, FirnError):
                 await self.checkpoint()
         await asyncio.gather(*self._in_threads, return_exceptions=True)
@@ -318,6 +391,11 @@ class Broker:
         if not group.has_others_in_sync:
             raise Unavailable("no other replica is known to be in sync: nobody could give the records back")
         group.damaged(f"a rebuild was asked for: {reason}")
+
+    @property
+    def _is_being_pulled(self) -> bool:
+        """Nothing is dispatched, and no checkpoint is made, until what precedes the log is here."""
+        return self._rebuilding is not None and self._rebuilding.holds_dispatch
 
     @property
     def starts_anew(self) -> bool:
@@ -481,7 +559,7 @@ class Broker:
         self._check_reading()
         info = self.core.catalogue.named(topic)
         await self._commits.wait(self.core.log.written_end)
-        return await self._in_thread(
+        return await self.in_thread(
             lambda: list(messages.records_by_key(self.core, info, key, since_ms, until_ms))
         )
 
@@ -606,7 +684,15 @@ class Broker:
         place = status.place_of(self.core, self.group, now)
         state = "waiting" if self._state == "serving" and place.hindrance is not None else self._state
         return {
-            "brokers": [status.broker_row(self.core, state=state, address=self.address, place=place)],
+            "brokers": [
+                status.broker_row(
+                    self.core,
+                    state=state,
+                    address=self.address,
+                    place=place,
+                    rebuild=self._rebuilding.status() if self._rebuilding is not None else None,
+                )
+            ],
             "groups": status.group_rows(self.group, now),
             "topics": topics,
         }
@@ -692,8 +778,8 @@ class Broker:
             await asyncio.sleep(0.02)
         folder = self.partitions.folder(topic_id)
         for partition in gone:
-            await self._in_thread(partition.log.remove)
-        await self._in_thread(self._disk.remove_tree, folder)
+            await self.in_thread(partition.log.remove)
+        await self.in_thread(self._disk.remove_tree, folder)
 
     async def _housekeeping(self) -> None:
         while True:
@@ -702,12 +788,14 @@ class Broker:
                 self._check_disk()
             with self._reported("housekeeping"):
                 self._snapshots.expire()
+                if self._source is not None:
+                    self._source.expire()
                 self._sealer.check_budget()
             if self._states_known:
                 with self._reported("retention"):
                     await self._retain()
             with self._reported("the key query index"):
-                await self._in_thread(self.core.key_query.build_missing, 1)
+                await self.in_thread(self.core.key_query.build_missing, 1)
             with self._reported("the expiry of producers"):
                 await self._expire_producers()
 
@@ -724,7 +812,7 @@ class Broker:
                 for id, row in partition.producers.items()
                 if row.last_use_ms >= expired or id in partition.producers_touched
             }
-        await self._in_thread(core.index.delete_producers, expired)
+        await self.in_thread(core.index.delete_producers, expired)
 
     async def _retain(self) -> None:
         """Let go of commit log segments, and of what the index knows of them."""
@@ -732,12 +820,12 @@ class Broker:
         plan = current_plan(core, self.partitions.states)
         self._scheduler.held_back = holders(self.partitions.states, plan.expired)
         if plan.release > core.log.start:
-            await self._in_thread(core.log.release, plan.release)
+            await self.in_thread(core.log.release, plan.release)
             core.index.trim(core.log.start)
             self.metrics["segments_released"] += 1
             if self.group is not None:
                 self.group.released(core.log.start)
-        await self._in_thread(core.index.sweep, core.log.start, _SWEEP_AT_ONCE)
+        await self.in_thread(core.index.sweep, core.log.start, _SWEEP_AT_ONCE)
 
     def _check_disk(self) -> None:
         """Stop produces below the reserve; take them again, without a restart, once there is room."""
@@ -748,6 +836,8 @@ class Broker:
                 f"{free >> 20} MiB of the disk are free, below diskReserve ({reserve:.0%}); free some space, "
                 "compaction goes on"
             )
+            if self.group is not None:
+                self.group.let_go_of_log()
         elif health.read_only is not None:
             _log.warning("the disk has room again: taking writes")
             health.read_only = None
@@ -757,6 +847,8 @@ class Broker:
         last = loop.time()
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
+            if self._is_being_pulled:
+                continue
             behind = self.core.dispatched_position - self.core.index.checkpoint
             late = (loop.time() - last) * 1000 >= self.settings.checkpoint_ms
             if behind >= self.settings.checkpoint_bytes or (late and (behind or self.partitions.touched)):
@@ -779,7 +871,7 @@ class Broker:
                 for partition in self.partitions:
                     if partition.producers_touched:
                         self._put_producers(partition)
-                await self._in_thread(core.index.flush, position)
+                await self.in_thread(core.index.flush, position)
                 if self.group is not None and self.group.failed is None:
                     await self.group.checkpoint(position)
             except BaseException:
@@ -806,7 +898,12 @@ class Broker:
             partition.producers = {id: partition.producers[id] for id in left}
 
     async def _scan_states(self) -> None:
-        """After start: learn what is to be scheduled, and remove what belongs to no topic."""
+        """After start: learn what is to be scheduled, and remove what belongs to no topic.
+
+        Of a node that is being rebuilt the catalogue is known once the log is dispatched.
+        """
+        if self._rebuilding is not None:
+            await self._rebuilding.whole.wait()
         while not self._states_known:
             with self._reported("state scan"):
                 await self._scan_states_once()
@@ -829,7 +926,7 @@ class Broker:
         folder = f"{self.settings.data}/{_COMPACTED}"
         for name in self._disk.list(folder):
             if not name.isdigit() or int(name) not in self.core.catalogue.by_id:
-                await self._in_thread(self._disk.remove_tree, f"{folder}/{name}")
+                await self.in_thread(self._disk.remove_tree, f"{folder}/{name}")
 
     @contextlib.contextmanager
     def _reported(self, what: str) -> Iterator[None]:
@@ -846,10 +943,6 @@ class Broker:
                 health.fail(f"{what}: fsync failed: {error}; the page cache cannot be trusted")
         else:
             health.troubles.pop(what, None)
-
-    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """Run a function in a thread; ``stop`` waits for it even when its caller was cancelled."""
-        return await asyncio.shield(self._start_thread(function, *arguments))
 
     def _start_thread(self, function: Callable[..., T], *arguments: Any) -> "asyncio.Future[T]":
         future = asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *arguments))

@@ -10,7 +10,7 @@ from itertools import islice
 import numpy as np
 
 from firn.batch import HEADER_BYTES, Batch, corrupt, iterate, parse_header
-from firn.errors import Corrupt, FirnError, MalformedBatch, PartitionParked, UnknownPartition
+from firn.errors import Corrupt, FirnError, InvariantBroken, MalformedBatch, PartitionParked, UnknownPartition
 from firn_node.compaction.log import CompactedLog
 from firn_node.compaction.manifest import Manifest
 from firn_node.engine.api import TopicInfo
@@ -50,8 +50,12 @@ class Partitions:
     def opened(self, topic_id: int, number: int) -> Partition | None:
         return self._open.get((topic_id, number))
 
+    @property
+    def root(self) -> str:
+        return f"{self._core.settings.data}/compacted"
+
     def folder(self, topic_id: int, number: int | None = None) -> str:
-        top = f"{self._core.settings.data}/compacted/{topic_id}"
+        top = f"{self.root}/{topic_id}"
         return top if number is None else f"{top}/{number}"
 
     def get(self, topic: TopicInfo, number: int) -> Partition:
@@ -234,6 +238,14 @@ class Partitions:
                 except MalformedBatch as error:
                     raise corrupt(error, file="commit log", position=entry.position) from error
             start = entries[-1].end_offset
+
+    def forget_all(self) -> None:
+        """Be as after a start: nothing was dispatched, and other files have taken the place of those that are known."""
+        if not all(partition.is_unused for partition in self._open.values()):
+            raise InvariantBroken("partitions are in use while their files are replaced")
+        self._open.clear()
+        self.states.clear()
+        self.touched.clear()
 
     def drop_topic(self, topic: TopicInfo) -> list[Partition]:
         """Forget a deleted topic's partitions; their waiters wake up to an unknown topic."""

@@ -11,6 +11,7 @@ with it all before it; it takes writes once that is dispatched.
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
 from firn.errors import FirnError, InvariantBroken
@@ -63,6 +64,7 @@ class Replica:
         self._target = core.dispatched_position
         self._later: asyncio.TimerHandle | asyncio.Handle | None = None
         self._topics_told = -1
+        self.holds: Callable[[], bool] = lambda: False  # what precedes the log is not here yet
         self._group: Group
 
     def join(self, group: Group) -> None:
@@ -73,7 +75,8 @@ class Replica:
 
     def dispatch(self, position: Position) -> Position:
         self._target = max(self._target, position)
-        self._go_on()
+        if not self.holds():
+            self._go_on()
         return Position(self._core.dispatched_position)
 
     async def load_state(self, epoch: Epoch) -> None:
@@ -94,8 +97,19 @@ class Replica:
     def cut(self, end: Position) -> None:
         """Nothing of what is cut was dispatched, and nothing else of it is remembered since ``stepped_down``."""
 
+    def release(self) -> None:
+        """Dispatch what was held: what precedes the log is here."""
+        self._later = self._later or asyncio.get_running_loop().call_soon(self._go_on_later)
+
     def begin(self, start: Position) -> None:
+        if self._core.index.checkpoint not in (0, start):
+            self._give_up(f"the log begins at {start}, what precedes it was got for another beginning")
+            return
         self._core.dispatched_position = self._target = start
+
+    def _give_up(self, reason: str) -> None:
+        self.rebuild(reason, keeps_tail=False)
+        self._core.health.fail(reason)
 
     def rebuild(self, reason: str, *, keeps_tail: bool) -> None:
         """Order the next process of this folder to start anew, unless that would destroy the only copy."""

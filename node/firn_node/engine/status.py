@@ -104,7 +104,9 @@ def _lag_of(state: "State", log_id: "LogId", now: float) -> dict[str, Any]:
     return {"lag_bytes": lag_bytes, "lag_seconds": 0.0 if lag_bytes == 0 else round(seconds, 3)}
 
 
-def broker_row(core: Core, *, state: str, address: str, place: Place) -> dict[str, Any]:
+def broker_row(
+    core: Core, *, state: str, address: str, place: Place, rebuild: dict[str, Any] | None = None
+) -> dict[str, Any]:
     health = core.health
     return {
         "node": core.settings.node,
@@ -122,6 +124,7 @@ def broker_row(core: Core, *, state: str, address: str, place: Place) -> dict[st
         "state": state,
         "read_only": health.read_only is not None or health.failed is not None,
         "insecure": core.settings.insecure,
+        "rebuild": rebuild,
         "reason": health.reason or place.trouble or place.hindrance,
     }
 

@@ -93,7 +93,22 @@ class LightRow(NamedTuple):
     max_timestamp: int
 
 
-class PartitionIndex(Protocol):
+class Restorable(Protocol):
+    """What a copy of an index needs besides ``append``, used before the copy is served."""
+
+    def restore_end(self, end: PartitionEnd) -> None:
+        """Remember the end of a partition whose newest entries are gone."""
+        ...
+
+    def restore_queue(self, topic_id: int, partition: int, name: str, count: int, timestamp: int) -> None:
+        """Remember how far a light queue was counted, and its running maximum, when its entries are gone.
+
+        *Errors*: Invalid where there are no light queues.
+        """
+        ...
+
+
+class PartitionIndex(Restorable, Protocol):
     kind: str
     has_light_queues: bool
 
@@ -183,14 +198,6 @@ class PartitionIndex(Protocol):
 
     def close(self) -> None:
         """Let go of files, without flush: what is not flushed may be lost."""
-        ...
-
-
-class Restorable(Protocol):
-    """What a copy of an index needs besides ``append``, used before the copy is served."""
-
-    def restore_end(self, end: PartitionEnd) -> None:
-        """Remember the end of a partition whose newest entries are gone."""
         ...
 
 

@@ -196,6 +196,9 @@ class FilesIndex:
             row = self._partitions[key].row
             row.end_offset, row.max_timestamp = end.end_offset, end.max_timestamp
 
+    def restore_queue(self, topic_id: int, partition: int, name: str, count: int, timestamp: int) -> None:
+        raise refuse_light_queues(self.kind)
+
     # -- reading ---------------------------------------------------------------------------------------------
 
     def find(self, topic_id: int, partition: int, offset: int) -> Entry | None:

@@ -61,6 +61,13 @@ class MirroredIndex:
         self.files.delete_producers(older_than_ms)
         self.rocks.delete_producers(older_than_ms)
 
+    def restore_end(self, end: PartitionEnd) -> None:
+        self.files.restore_end(end)
+        self.rocks.restore_end(end)
+
+    def restore_queue(self, topic_id: int, partition: int, name: str, count: int, timestamp: int) -> None:
+        self.files.restore_queue(topic_id, partition, name, count, timestamp)  # refuses
+
     def find(self, topic_id: int, partition: int, offset: int) -> Entry | None:
         return self.rocks.find(topic_id, partition, offset)
 

@@ -158,6 +158,15 @@ class RocksIndex(Guarded):
             self._db.put(key, k.pack_bounds(end.end_offset, end.max_timestamp), self._unlogged)
             self._ends.clear()
 
+    @guarded
+    def restore_queue(self, topic_id: int, partition: int, name: str, count: int, timestamp: int) -> None:
+        """As one entry, the newest, which lies before every log."""
+        if count:
+            key = k.light_prefix(topic_id, partition, name) + k.pack_offset(count - 1)
+            with self._write_lock:
+                self._db.put(key, k.pack_light(0, 0, 0, timestamp), self._unlogged)
+                self._queues.clear()
+
     # -- reading ---------------------------------------------------------------------------------------------
 
     @guarded

@@ -2,14 +2,20 @@
 
 ::
 
-    DIR/REBUILD                the order to start anew: everything below goes before anything is opened
-    DIR/given-up/<log_id>/log  a log that was put aside by such an order, for people
+    DIR/REBUILD                       the order to start anew: everything else goes before anything is opened
+    DIR/given-up/<log_id>/log         a log that was put aside by such an order, for people
+    DIR/rebuild/compacted/<topic_id>/<partition>/   pulled; whole once it has a MANIFEST
+    DIR/rebuild/PULLED                all of them are here
 
-Both are a u32 CRC-32C, little-endian, of what follows, a msgpack map.
+``REBUILD`` and ``PULLED`` are a u32 CRC-32C, little-endian, of what follows, a msgpack map.
 
-Invariants: an order is carried out as a whole or again, because its file goes last; whoever opens the folder
-carries it out first; the folder then has a new log_id, so no promise of the old one binds it and no old row can
-outlive its dropped tombstone.
+Invariants:
+
+- an order is carried out as a whole or again, because its file goes last; whoever opens the folder carries it out
+  first; the folder then has a new log_id, so no promise of the old one binds it and no old row can outlive its
+  dropped tombstone;
+- nothing is dispatched, and ``DIR/compacted`` holds nothing, until ``PULLED`` is there; then ``rebuild/compacted``
+  takes its place by one rename, at the latest at the next start.
 """
 
 import logging
@@ -27,8 +33,11 @@ log = logging.getLogger("firn.rebuild")
 
 ORDER = "REBUILD"
 GIVEN_UP = "given-up"
+FOLDER = "rebuild"
+PULLED = f"{FOLDER}/PULLED"
+COMPACTED = f"{FOLDER}/compacted"
 # The identity last: while it is there, the rest is known to be of its log_id.
-_FOLDERS = ("rebuild", "compacted", "index", "log")
+_FOLDERS = (FOLDER, "compacted", "index", "log")
 _FILES = ("group", "epochs", "identity")
 
 
@@ -77,6 +86,53 @@ def carry_out(disk: Disk, data: str) -> Order | None:
     disk.unlink(f"{data}/{ORDER}")
     disk.sync_folder(data)
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """Everything was pulled; it is whole once the log is dispatched up to ``upto``. ``partitions``: how many there are."""
+
+    upto: int
+    partitions: int
+    bytes: int
+
+
+def note_pulled(disk: Disk, data: str, found: Pulled) -> None:
+    """All partitions are here. *Effects*: durable on return, their folders too.
+
+    1. the names of their folders, 2. the note.
+    """
+    for topic in disk.list(f"{data}/{COMPACTED}"):
+        disk.sync_folder(f"{data}/{COMPACTED}/{topic}")
+    disk.make_folder(f"{data}/{COMPACTED}")
+    disk.sync_folder(f"{data}/{COMPACTED}")
+    _store(disk, f"{data}/{PULLED}", asdict(found))
+
+
+def pulled(disk: Disk, data: str) -> Pulled | None:
+    """*Errors*: Corrupt: start anew."""
+    path = f"{data}/{PULLED}"
+    return Pulled(**_load(disk, path)) if disk.exists(path) else None
+
+
+def install(disk: Disk, data: str) -> None:
+    """Put what was pulled in its place, once all of it is here. *Effects*: durable on return; may be repeated.
+
+    1. the empty folder goes, 2. one rename, 3. both parents are synced.
+    """
+    if not disk.exists(f"{data}/{PULLED}") or not disk.exists(f"{data}/{COMPACTED}"):
+        return
+    disk.remove_tree(f"{data}/compacted")
+    step("rebuild.place_free")
+    disk.rename(f"{data}/{COMPACTED}", f"{data}/compacted")
+    step("rebuild.installed")
+    disk.sync_folder(f"{data}/{FOLDER}")
+    disk.sync_folder(data)
+
+
+def forget(disk: Disk, data: str) -> None:
+    """The rebuild is over. *Effects*: may be repeated."""
+    disk.remove_tree(f"{data}/{FOLDER}")
 
 
 def _store(disk: Disk, path: str, document: dict[str, Any]) -> None:

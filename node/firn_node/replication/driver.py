@@ -351,6 +351,11 @@ class GroupDriver:
     def damaged(self, reason: str) -> None:
         self.feed(ev.LogDamaged(reason))
 
+    def let_go_of_log(self) -> None:
+        """There is no room: hold the log for nobody who is not in sync; who loses its place starts anew."""
+        record = self.state.record
+        self._streams.let_go(keeping=record.in_sync if record is not None else frozenset())
+
     async def checkpoint(self, position: int) -> None:
         history = self.state.log.history
         await self._in_worker(lambda: self._doors.folder.epoch_file.store(history, Position(position)))

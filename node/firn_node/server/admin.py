@@ -66,9 +66,10 @@ async def get_topic(context: Context, call: Call) -> web.StreamResponse:
     after = call.query.integer("after", least=-1)
     limit = call.query.integer("limit", least=1, most=_LISTED_MAX) or 1000
     call.query.finish()
-    topic = context.broker.topic(call.name("topic"))
-    found = await context.broker.describe(topic.name, after=-1 if after is None else after, limit=limit)
-    return answer(call.http, {**_topic_document(topic), **found})
+    name = call.name("topic")
+    # First: a replica that may not answer must not say that there is no such topic.
+    found = await context.broker.describe(name, after=-1 if after is None else after, limit=limit)
+    return answer(call.http, {**_topic_document(context.broker.topic(name)), **found})
 
 
 async def put_topic(context: Context, call: Call) -> web.StreamResponse:

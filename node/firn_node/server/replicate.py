@@ -82,10 +82,15 @@ async def _until_over(connection: "Connection", access: "Access | None") -> None
     await connection.gone.wait()
 
 
-async def get_replicate(context: Context, call: Call) -> web.StreamResponse:
+def peers_of(context: Context) -> "Peers":
+    """*Errors*: Unavailable on a broker of its own."""
     if context.peers is None:
         raise Unavailable("this broker is not part of a group")
-    return await serve_peer(context.peers, call.http, access=call.access)
+    return context.peers
+
+
+async def get_replicate(context: Context, call: Call) -> web.StreamResponse:
+    return await serve_peer(peers_of(context), call.http, access=call.access)
 
 
 ROUTES = [Route("GET", PATH, get_replicate, Action.REPLICATE)]

@@ -5,18 +5,19 @@ Frames are of whole batches, up to 1 MiB or one larger batch. They leave without
 100 ms and 1 Gbit/s full (12.5 MB under way, and as much being synced). What was written lately is in the page cache
 and read at once; what is older is read in a thread, because a disk may have to be waited for.
 
-A held position keeps retention away from what the standby has yet to get. Nothing is copied in this process: the bytes
-that ``pread`` returns are those that the transport writes.
+A held position keeps retention away from what the standby has yet to get, and for a while after its stream has ended:
+one that restarts, or is being rebuilt, would have to start anew otherwise. A full disk ends such a hold. Nothing is
+copied in this process: the bytes that ``pread`` returns are those that the transport writes.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from firn.errors import Corrupt, OffsetExpired
 from firn.types import Position
-from firn_node.log import CommitLog
+from firn_node.log import CommitLog, Hold
 from firn_node.replication.doors.codec import PIECE_BYTES, frame_parts, more_parts
 from firn_node.replication.doors.connection import Connection
 from firn_node.replication.messages import Frame, Header, History, Report
@@ -35,6 +36,7 @@ class Sizes:
 
 
 SIZES = Sizes()
+LINGER_S = 300.0  # how long a standby that is away finds the log where it left it
 
 
 class LogStream:
@@ -44,6 +46,7 @@ class LogStream:
         self, commit_log: CommitLog, connection: Connection, header: Header, start: Position, *,
         history: Callable[[], History], damaged: Callable[[str], None], sizes: Sizes = SIZES,
     ) -> None:  # fmt: skip
+        """``hold`` outlives it: whoever ends the stream lets go of that."""
         self.header = header
         self.next = start
         self._log = commit_log
@@ -52,7 +55,7 @@ class LogStream:
         self._damaged = damaged
         self._sizes = sizes
         self._durable = start
-        self._hold = commit_log.hold(start)
+        self.hold = commit_log.hold(start)
         self._stirred = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name=f"firn log stream to {header.handshake}")
 
@@ -64,12 +67,11 @@ class LogStream:
         """The standby has synced up to there."""
         if durable > self._durable:
             self._durable = durable
-            self._hold.move(durable)
+            self.hold.move(durable)
             self._stirred.set()
 
     def stop(self) -> None:
         self._task.cancel()
-        self._hold.release()
 
     async def _run(self) -> None:
         try:
@@ -84,8 +86,6 @@ class LogStream:
             log.warning("the log stream to %s ends: %s", self.header.handshake, error.message)
         except Corrupt as error:
             self._damaged(error.message)
-        finally:
-            self._hold.release()
 
     async def _read(self) -> tuple[Position, bytes]:
         end = self._log.written_end
@@ -118,6 +118,7 @@ class LogStreams:
         self._history = history
         self._damaged = damaged
         self._streams: dict[LogId, LogStream] = {}
+        self._lingering: dict[LogId, tuple[Hold, asyncio.TimerHandle]] = {}
 
     def start(self, to: LogId, connection: Connection | None, header: Header, start: Position) -> None:
         """Stream to a standby from ``start`` on, instead of any older stream; without a connection it asks anew."""
@@ -126,15 +127,36 @@ class LogStreams:
             self._streams[to] = LogStream(
                 self._log, connection, header, start, history=self._history, damaged=self._damaged
             )
+            self._let_go(to)
 
     def stop(self, to: LogId) -> None:
+        """End a stream; what its standby has yet to get is held for a while."""
         stream = self._streams.pop(to, None)
         if stream is not None:
             stream.stop()
+            self._let_go(to)
+            timer = asyncio.get_running_loop().call_later(LINGER_S, self._let_go, to)
+            self._lingering[to] = (stream.hold, timer)
 
     def stop_all(self) -> None:
+        """End all streams, and hold nothing."""
         for to in list(self._streams):
             self.stop(to)
+        self.let_go(keeping=frozenset())
+
+    def let_go(self, *, keeping: Collection[LogId]) -> None:
+        """Hold the log for nobody but these: there is no room for it any more."""
+        for to in [to for to in self._lingering if to not in keeping]:
+            self._let_go(to)
+        for to, stream in self._streams.items():
+            if to not in keeping:
+                stream.hold.release()
+
+    def _let_go(self, to: LogId) -> None:
+        hold, timer = self._lingering.pop(to, (None, None))
+        if hold is not None and timer is not None:
+            hold.release()
+            timer.cancel()
 
     def wrote(self) -> None:
         for stream in self._streams.values():
