@@ -217,7 +217,7 @@ async def rebuild(address: str, standby: str, topic: str, value_bytes: int, rate
                 row = (await asked.status())["brokers"][0]
             except FirnError:
                 continue
-            is_seen = is_seen or row["rebuild"] is not None
+            is_seen = is_seen or not row["in_sync"]
             now = time.perf_counter() - began
             if row["rebuild"] is not None and row["rebuild"]["phase"] in ("listing", "pulling"):
                 pulled = now

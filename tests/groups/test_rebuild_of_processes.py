@@ -103,7 +103,7 @@ def test_a_standby_that_dies_over_and_over_is_rebuilt_under_load_and_serves_ever
             return standby in now and now[standby]["in_sync"] and now[standby]["pid"] != first
 
         await until(addresses, is_in_sync, "it is rebuilt")
-        assert not (folder / "rebuild").exists()
+        await until(addresses, lambda _: not (folder / "rebuild").exists(), "nothing is left over")
         load.stop()
         await loading
         assert loading.exception() is None

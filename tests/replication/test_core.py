@@ -9,6 +9,7 @@ from firn.errors import InvariantBroken, NotMaster
 from firn.types import Epoch, Position
 from firn_node.replication import core
 from firn_node.replication import events as ev
+from firn_node.replication.changes import plan_change
 from firn_node.replication.messages import (
     Answer,
     Ask,
@@ -576,3 +577,20 @@ def test_a_replica_that_came_back_under_another_log_id_stays_a_member_until_it_r
     state, ordered = steps(state, applied(ordered), ev.Tick(), now=3.5)
     state, ordered = steps(state, applied(ordered), ev.Tick(), now=4.0)
     assert set(of(ev.CompareAndSet, ordered)[-1].new.members) == {ME.log_id, "new"}
+
+
+def test_a_replica_that_fell_silent_does_not_join_again_on_its_last_report() -> None:
+    """While nothing is written that report goes on to hold all that is committed: it left and joined in turn."""
+    handshake = Handshake(Incarnation("a1"), 1, 1)
+    report = Report(Header(GROUP, Epoch(1), A, handshake), Position(1), Position(1), is_rebuilt=True)
+    state, _ = steps(acting(), hello_of("a1", 1, 1), ev.Received(report))
+    mastery, record = state.mastery, state.record
+    assert mastery is not None
+    assert record is not None
+    known = replace(record, members={**record.members, A: MEMBERS[A]})
+
+    def in_sync_at(now: float) -> frozenset[LogId]:
+        return plan_change(state, known, mastery, now, RULES).new.in_sync
+
+    assert in_sync_at(TIMING.replica_max_lag - 0.1) == {A, B}
+    assert in_sync_at(TIMING.replica_max_lag + 0.1) == {B}

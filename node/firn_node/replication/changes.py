@@ -24,7 +24,7 @@ class Plan:
 def plan_change(state: State, record: GroupRecord, mastery: Mastery, now: float, rules: Rules) -> Plan:
     """The next version of the record, as its acting master wants it."""
     leaves = _leaving(state, record, mastery, now, rules)
-    joins = _joining(state, record, mastery, rules)
+    joins = _joining(state, record, mastery, now, rules)
     in_sync = (record.in_sync - leaves) | joins
     members = _members(state, record, mastery, in_sync)
     new = replace(rules.renewed(record), in_sync=in_sync, members=members)
@@ -44,12 +44,17 @@ def _leaving(
     return frozenset(log_id for log_id in others if log_id in gone or rules.is_lagging(state, log_id, now))
 
 
-def _joining(state: State, record: GroupRecord, mastery: Mastery, rules: Rules) -> frozenset[LogId]:
+def _joining(
+    state: State, record: GroupRecord, mastery: Mastery, now: float, rules: Rules
+) -> frozenset[LogId]:
+    """Who would leave at once does not join: what a silent replica reported last may still be all that there is."""
     others = record.members.keys() - record.in_sync - mastery.leaving - mastery.removing
     return frozenset(
         log_id
         for log_id in others
-        if (heard := state.heard.get(log_id)) is not None and rules.may_join(state, heard)
+        if (heard := state.heard.get(log_id)) is not None
+        and rules.may_join(state, heard)
+        and not rules.is_lagging(state, log_id, now)
     )
 
 
