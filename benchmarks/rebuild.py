@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.compared import Sizes
 from benchmarks.firn_broker import FirnBroker
-from benchmarks.processes import run_child
+from benchmarks.processes import cpu_seconds, run_child
 from benchmarks.report import Row, Spread
 
 from firn.client.blocking import Client
@@ -22,9 +22,11 @@ LETS_GO: dict[str, Any] = {"retention": {"time": "0s", "size": 0}, "durability":
 TRIM_S = 120.0
 
 
-def _role(address: str) -> str:
+def _row(address: str) -> dict[str, Any]:
+    """What a broker says of itself."""
     with Client(address) as client:
-        return str(client.status()["brokers"][0]["role"])
+        found: dict[str, Any] = client.status()["brokers"][0]
+    return found
 
 
 def _until_trimmed(address: str, bytes_left: int) -> None:
@@ -53,7 +55,7 @@ def measure(work: Path, sizes: Sizes) -> list[Row]:
     broker.start()
     try:
         addresses = broker.address.split(",")
-        [master] = [address for address in addresses if _role(address) == "master"]
+        [master] = [address for address in addresses if _row(address)["role"] == "master"]
         [standby] = [address for address in addresses if address != master]
         with Client(master) as client:
             client.create_topic(TOPIC, partitions=4, **LETS_GO)
@@ -67,7 +69,10 @@ def measure(work: Path, sizes: Sizes) -> list[Row]:
         _until_trimmed(master, 3 * segment)
         size = _compacted_bytes(master)
         common = {"address": broker.address, "standby": standby, "topic": "load", "value_bytes": VALUE_BYTES}
+        pids = [int(_row(address)["pid"]) for address in (master, standby)]
+        before = [cpu_seconds(pid) for pid in pids]
         alone = run_child("firn_client:rebuild", **common, rate=0.0)
+        cpu = [cpu_seconds(pid) - spent for pid, spent in zip(pids, before, strict=True)]
         loaded = run_child("firn_client:rebuild", **common, rate=produced["rate"] / 2)
     finally:
         broker.stop()
@@ -80,6 +85,8 @@ def measure(work: Path, sizes: Sizes) -> list[Row]:
     return [
         row("alone", "MB/s", size / alone["seconds"] / 1e6, "target: 150 MB/s or more"),
         row("alone, the pull", "MB/s", size / alone["pulled_s"] / 1e6),
+        row("alone, CPU of the master", "s/GB", cpu[0] / size * 1e9),
+        row("alone, CPU of the standby", "s/GB", cpu[1] / size * 1e9),
         row("beside half the writes", "MB/s", size / loaded["seconds"] / 1e6, "target: 150 MB/s or more"),
         row("of these writes are kept", "%", 100 * loaded["kept"], "target: 80 % or more"),
     ]
