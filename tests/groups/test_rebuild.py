@@ -84,15 +84,17 @@ async def write(master: Replica, name: str, first: int, size: int = 400) -> None
         await master.kit.put(name, [(key, None) for key in keys[::5]], partition=number)
 
 
-async def compacted(group: BrokerGroup, master: Replica, name: str) -> dict[bytes, bytes]:
-    """Compact by force, let go of the log, and return the map of all partitions."""
+async def compacted(
+    group: BrokerGroup, master: Replica, name: str, *, everywhere: bool = True
+) -> dict[bytes, bytes]:
+    """Compact by force, on the master or everywhere, let go of the log, and return the map of all partitions."""
     filler = f"{name}-filler"
     await master.broker.create_topic(filler, parse_spec(LETS_GO))
     for at in range(20):  # so that what was written before lies in sealed segments
         await master.kit.put(filler, [(b"k", b"%d" % at * 8000)])
     await group.until_equal()
     start = master.broker.core.log.start
-    for replica in group.up:
+    for replica in group.up if everywhere else [master]:
         for topic in (name, filler, TOPICS_TOPIC, OFFSETS_TOPIC):
             await replica.kit.compact_here(topic)
         await replica.broker.checkpoint()
@@ -300,6 +302,33 @@ def test_a_rebuild_goes_on_when_its_master(tmp_path: Path, steps: Steps, how: st
                 await master.start()
             await until_rebuilt(group)
             assert holds(standby, "t", expected, gone(2))
+
+    run(story())
+
+
+def test_a_new_master_compacts_what_begins_before_the_log_of_who_is_rebuilt(
+    tmp_path: Path, steps: Steps
+) -> None:
+    async def story() -> None:
+        async with broker_group(tmp_path, **SMALL_LOG) as group:
+            master = await group.until_master()
+            await master.broker.create_topic("t", parse_spec(LETS_GO))
+            await write(master, "t", 0)
+            expected = await compacted(group, master, "t", everywhere=False)
+            standby = a_standby(group)
+            steps.hold_at("rebuild.partition_pulled")
+            await start_anew(standby)
+            await group.until(lambda: steps.is_held, "a partition was pulled")
+            await master.fail()
+            second = await group.until_master(other_than=master)
+            assert second.broker.core.log.start < standby.broker.core.log.start
+            assert second.broker.compaction("t-filler") is None
+            steps.go_on()
+            await group.until(lambda: standby.role is Role.STANDBY, "it is rebuilt")
+            assert second.broker.compaction("t-filler") is not None
+            await master.start()
+            await until_rebuilt(group)
+            assert holds(standby, "t", expected, gone(1))
 
     run(story())
 
