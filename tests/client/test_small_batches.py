@@ -8,7 +8,7 @@ import pytest
 
 from firn import limits
 from firn.batch import Identity, columns_of, encode
-from firn.client.chunks import FIELDS, Chunk, cut, cut_small, fields_of
+from firn.client.chunks import FIELDS, Chunk, Cut, cut, cut_small, fields_of
 from firn.client.small import RECORDS_MAX, Writer, encode_small, small_bytes
 
 SIZES = (0, 1, 7, 8, 9, 100)
@@ -48,11 +48,41 @@ def test_a_small_chunk_is_parted_as_a_large_one(count: int, partitions: int) -> 
         many = [
             (c.partition, c.rows.tolist(), encode(c.columns, Identity(topic_id=9, partition=c.partition)))
             for c in cut(large, partitions, batch_bytes=1 << 20, now_ms=5)
+            if isinstance(c, Cut)
         ]
         assert few == many
         assert np.asarray(small.partitions).tolist() == np.asarray(large.partitions).tolist()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("partitions", "batch_bytes", "has_few"),
+    [(1, 1 << 20, False), (7, 50, False), (7, 1 << 20, True), (1000, 50, True), (1000, 1 << 20, True)],
+)
+def test_a_large_chunk_keeps_the_batches_of_few_records_small(
+    partitions: int, batch_bytes: int, has_few: bool
+) -> None:
+    def batches(*, keeps_small: bool) -> list[tuple[int, list[int], bytes]]:
+        chunk = Chunk(asyncio.get_running_loop(), 0)
+        chunk.fill([keys, values, None, None, None, None, None])
+        found = cut(chunk, partitions, batch_bytes=batch_bytes, now_ms=5, keeps_small=keeps_small)
+        kinds.append({type(c) for c in found})
+        return [
+            (c.partition, c.rows.tolist(), encode(c.columns, Identity(topic_id=9, partition=c.partition)))
+            if isinstance(c, Cut)
+            else (c[0], list(c[1]), encode_small(c[2], c[3], 5, Writer(9, c[0], 0, 0, 0)))
+            for c in found
+        ]
+
+    async def main() -> None:
+        assert batches(keeps_small=False) == batches(keeps_small=True)
+
+    keys, values = some(3, 300)
+    kinds: list[set[type]] = []
+    asyncio.run(main())
+    assert kinds[0] == {Cut}
+    assert (tuple in kinds[1]) == has_few
 
 
 @pytest.mark.parametrize(

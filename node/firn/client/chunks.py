@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from firn import limits
 from firn.batch import Codec, Codecs, Columns, encode_headers, encode_queues, encode_tags
-from firn.client.small import Part, parted
+from firn.client.small import RECORDS_MAX, Part, parted
 from firn.errors import FirnError, Invalid, LimitExceeded, UnknownPartition
 from firn.partitioner import partitions_of
 
@@ -243,10 +243,13 @@ class Cut:
     rows: NDArray[np.int64]
 
 
-def cut(chunk: Chunk, partitions: int, *, batch_bytes: int, now_ms: int) -> list[Cut]:
+def cut(
+    chunk: Chunk, partitions: int, *, batch_bytes: int, now_ms: int, keeps_small: bool = False
+) -> list[Cut | Part]:
     """The batches of a chunk; rows that may not be sent have failed on return, the others go on.
 
-    *Shape*: per partition in the order sent; every batch within ``batch_bytes`` where one record is.
+    *Shape*: per partition in the order sent; every batch within ``batch_bytes`` where one record is. With
+    ``keeps_small`` those of few plain records are ``Part``: a chunk may fall into a hundred thousand of them.
     *Effects*: the chunk is opened, and its rows are let go.
     """
     fields = chunk.opened()
@@ -256,7 +259,9 @@ def cut(chunk: Chunk, partitions: int, *, batch_bytes: int, now_ms: int) -> list
         keys, values = fields[:2]
         placed = partitions_of(keys, partitions)
         chunk.partitions = placed
-        return _part(Lists(keys, values, *lengths, now_ms), placed, numbers, partitions, batch_bytes)
+        few = RECORDS_MAX if keeps_small else 0
+        lists = Lists(keys, values, *lengths, now_ms)
+        return _part(lists, placed, numbers, partitions, batch_bytes, few=few)
     fields = _full(fields)
     if faults := faults_of(fields, partitions, chunk.first):
         for row, error in faults.items():
@@ -357,15 +362,20 @@ class Lists:
 
 
 def _part(
-    lists: Lists, placed: NDArray[np.int64], numbers: NDArray[np.int64], partitions: int, batch_bytes: int
-) -> list[Cut]:
+    lists: Lists, placed: NDArray[np.int64], numbers: NDArray[np.int64], partitions: int, batch_bytes: int,
+    *, few: int = 0,
+) -> list[Cut | Part]:  # fmt: skip
     if partitions > 1 and len(placed) and (placed != placed[0]).any():
         order = np.argsort(placed, kind="stable")
         lists, placed, numbers = lists.take(order), placed[order], numbers[order]
     ends = np.flatnonzero(np.diff(placed)) + 1
-    found = []
+    found: list[Cut | Part] = []
     sums = np.concatenate(([0], np.cumsum(lists.sizes())))
     for start, end in zip([0, *ends.tolist()], [*ends.tolist(), len(placed)], strict=True):
+        if end - start <= few and sums[end] - sums[start] <= batch_bytes:
+            keys, values = lists.keys[start:end], lists.values[start:end]
+            found.append((int(placed[start]), numbers[start:end], keys, values))
+            continue
         at = start
         while at < end:
             upto = int(np.searchsorted(sums, sums[at] + batch_bytes, side="right")) - 1

@@ -29,6 +29,7 @@ from firn.client.chunks import (
     PENDING,
     PLAIN_FIELDS,
     Chunk,
+    Cut,
     Fields,
     Sent,
     SentMany,
@@ -470,8 +471,17 @@ class Producer:
             for few in cut_small(chunk, target.partitions):
                 outbox.add_small(few, chunk, deadline, now_ms)
             return
-        for part in cut(chunk, target.partitions, batch_bytes=settings.batch_bytes, now_ms=now_ms):
-            outbox.add(part, chunk, deadline)
+        for part in cut(
+            chunk,
+            target.partitions,
+            batch_bytes=settings.batch_bytes,
+            now_ms=now_ms,
+            keeps_small=self._keeps_small,
+        ):
+            if isinstance(part, Cut):
+                outbox.add(part, chunk, deadline)
+            else:
+                outbox.add_small(part, chunk, deadline, now_ms)
 
     async def _send_ready(self) -> None:
         """Everything that may go now goes, in requests of about 1 MiB."""

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from firn import limits
 from firn.batch import HEADER, HEADER_BYTES, LENGTHS_BYTES, MAGIC, VERSION, header_crc
 from firn.crc import crc32c
@@ -29,7 +32,8 @@ class Writer(NamedTuple):
     sequence: int
 
 
-Part = tuple[int, list[int], list[bytes], list[bytes | None]]  # partition, rows, keys, values
+# Partition, rows, keys, values.
+Part = tuple[int, list[int] | NDArray[np.int64], list[bytes], list[bytes | None]]
 
 
 def small_bytes(flat: Sequence[object], fields: int) -> int | None:
@@ -61,7 +65,7 @@ def parted(keys: list[bytes], values: list[bytes | None], partitions: int) -> li
         placed = [partition_of(key, partitions) for key in keys]
     else:
         placed = partitions_of(keys, partitions).tolist()
-    found: dict[int, Part] = {}
+    found: dict[int, tuple[int, list[int], list[bytes], list[bytes | None]]] = {}
     for row, partition in enumerate(placed):
         part = found.setdefault(partition, (partition, [], [], []))
         part[1].append(row)
