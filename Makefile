@@ -9,7 +9,7 @@ export UV_PROJECT_ENVIRONMENT := .venv
 export UV_PYTHON_DOWNLOADS := never
 export UV_NO_PROGRESS := 1
 
-.PHONY: help setup demo test check bench bench-quick drill simulate fmt clean
+.PHONY: help setup demo test check bench bench-quick drill simulate model fmt clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1	\2/' | expand -t 14
@@ -57,6 +57,9 @@ drill: setup  ## every failure drill: one broker killed 200 times, then the dril
 simulate: setup  ## run the simulated broker group: SEEDS=1000 new seeds, one again: SEED=123; FAULTS=failovers: mostly those
 	@PYTHONPATH=tests/support $(RUN)/python -m firn_sim --faults $(or $(FAULTS),all) \
 		$(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200))
+
+model: setup  ## check the rules of replication by TLC, half an hour at most: QUICK=1 or RUNS=a,b for some; needs Java and Maven
+	@PYTHONPATH=tests/support $(RUN)/python -m firn_model $(if $(QUICK),--quick) $(if $(WRITE),--write) $(RUNS)
 
 clean:  ## remove .venv and caches
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
