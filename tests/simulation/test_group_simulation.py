@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from firn_sim.group import Group
+from firn_sim.group import Group, NotLive
 from firn_sim.runs import run_for
 
 SECONDS = float(os.environ.get("FIRN_SIMULATE_SECONDS", "120"))
@@ -15,12 +15,23 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 
 @pytest.mark.slow
-def test_new_seeds_break_no_invariant_and_the_group_comes_back() -> None:
+@pytest.mark.parametrize(("mixture", "share"), [("all", 0.75), ("failovers", 0.25)])
+def test_new_seeds_break_no_invariant_and_the_group_comes_back(mixture: str, share: float) -> None:
     first = time.time_ns() // 1_000_000 % 10**10 * 1000
-    tally = run_for(SECONDS, first)
+    tally = run_for(SECONDS * share, first, mixture)
     print(tally.summary())
     assert not tally.failures, tally.failures[0][1]
     assert tally.counts.elections > tally.seeds, "the runs are too tame"
+
+
+def test_a_failing_seed_tells_how_to_run_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(self: Group) -> None:
+        raise NotLive("as asked for")
+
+    monkeypatch.setattr(Group, "run", fails)
+    tally = run_for(60.0, 17, "failovers")
+    assert [seed for seed, _ in tally.failures] == [17]
+    assert tally.failures[0][1].endswith("replay: make simulate SEED=17 FAULTS=failovers")
 
 
 def trace(seed: int) -> str:

@@ -233,12 +233,14 @@ def _unheard_handovers(profile: Profile, rng: random.Random) -> None:
 
 
 def _cut_off_masters(profile: Profile, rng: random.Random) -> None:
-    """Masters lose the coordinator for longer than their lease, and have it again before they hear of anyone."""
+    """Masters lose the coordinator and the others for longer than their lease; the network is slow, so that they have
+    the coordinator again before they hear of anyone."""
     _fast(profile)
-    profile.nodes, profile.fault_every = 3, 1.0
-    profile.network = NetworkFaults()
-    profile.coordinator = CoordinatorFaults(lost_request=0.3, lost_answer=0.2)
-    profile.weights = {"deposed": 10.0, "split": 4.0, "kill": 0.5, "heal": 0.5}
+    profile.options = replace(profile.options, largest_min_in_sync=1)
+    profile.nodes, profile.fault_every, profile.fault_after_change, profile.idle = 3, 3.0, 0.0, 0.1
+    profile.network = NetworkFaults(delay=(0.1, 0.3))
+    profile.coordinator = CoordinatorFaults(lost_request=0.1, lost_answer=0.1)
+    profile.weights = {"split": 10.0}
 
 
 def _restarts(profile: Profile, rng: random.Random) -> None:
@@ -246,9 +248,12 @@ def _restarts(profile: Profile, rng: random.Random) -> None:
 
 
 def _short_epochs(profile: Profile, rng: random.Random) -> None:
-    """Masters change often and come back, without a restart."""
+    """Masters change often and come back, without a restart; what one wrote beside the next master is cut, and most
+    epochs are shorter than that."""
     _slow_replicas(profile, rng)
-    profile.weights |= {"switchover": 6.0, "split": 10.0, "kill": 0.3, "power": 0.3, "power_all": 0.3}
+    profile.network = NetworkFaults(delay=(0.01, 0.15))
+    profile.idle, profile.fault_after_change = 0.7, 0.4
+    profile.weights = {"split": 10.0, "switchover": 4.0, "heal": 3.0, "deposed": 3.0}
 
 
 def _forgotten_elections(profile: Profile, rng: random.Random) -> None:

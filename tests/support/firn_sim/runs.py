@@ -86,11 +86,11 @@ def _outcomes(seeds: Iterator[int], jobs: int, mixture: str) -> Iterator[Outcome
             yield from pool.map(run, chunk)
 
 
-def run_for(seconds: float, first: int) -> Tally:
+def run_for(seconds: float, first: int, mixture: str = "all") -> Tally:
     """As many runs as begin within so many seconds."""
     tally, began = Tally(), time.monotonic()
     for seed in count(first):
-        tally.add(*run_seed(seed))
+        tally.add(*run_seed(seed, mixture))
         tally.seconds = time.monotonic() - began
         if tally.failures or tally.seconds >= seconds:
             return tally
