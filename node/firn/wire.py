@@ -17,7 +17,7 @@ CANCEL      client -                                                  -
 GET         client topic, keys (their number)                         keys in columns: ``firn.values``
 PING        client -                                                  -
 MORE        both   -                                                  the next bytes of a message
-OK          broker as asked: HELLO -> version, node, limits           -
+OK          broker as asked: HELLO -> version, node, groups, limits   -
 ERROR       broker the error's document                               -
 ACK         broker results: a list, one item a batch: [partition,     -
                    base_offset] or an error's document
@@ -189,9 +189,9 @@ class Assembler:
         if op == Op.MORE:
             return self._more(id, data)
         size = meta.get("size")
-        if size is None or (isinstance(size, int) and size == len(data)):
+        if size is None or (type(size) is int and size == len(data)):
             return Message(op, id, meta, data)
-        if not isinstance(size, int) or size < len(data):
+        if type(size) is not int or size < len(data):
             raise Invalid(
                 f"frame: size {size!r} does not hold the {len(data)} bytes that came with it", id=id
             )

@@ -60,6 +60,10 @@ class Cluster:
     replicas: tuple[Replica, ...]
 
     @property
+    def groups(self) -> int:
+        return max(replica.group for replica in self.replicas) + 1
+
+    @property
     def coordinator(self) -> str:
         return f"{self.data}/{COORDINATOR}"
 
@@ -203,7 +207,7 @@ def start_cluster(
         return [
             sys.executable, "-m", "firn.cli.main", "up", *arguments, "--data", replica.data,
             "--listen", f"{replica.host}:{replica.port}", "--node", replica.node,
-            "--coordinator", cluster.coordinator, "--group", str(replica.group),
+            "--coordinator", cluster.coordinator, "--group", str(replica.group), "--groups", str(cluster.groups),
             "--group-replicas", str(cluster.replicas_of(replica.group)),
             "--ordinal", str(replica.ordinal), *_tls_arguments(replica.node, local_ca),
         ]  # fmt: skip

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from firn.cli.running import OutputOption, checked, fail
+from firn.cli.running import OutputOption, checked
 from firn.errors import Invalid
 from firn.units import duration_ms
 
 if TYPE_CHECKING:
     from firn_node.cluster import Cluster
     from firn_node.security.localca import LocalFiles
-    from firn_node.settings import BrokerSettings
+    from firn_node.settings import BrokerSettings, GroupSettings
 
-ONE_GROUP = "this build runs one broker group"
 RESTART_AFTER_MS = 5_000
 DRILL_SECONDS = 15.0
 
@@ -92,7 +91,14 @@ def up(
             "--replicas", metavar="N", help="A broker group of N processes, ports from --listen up."
         ),
     ] = 1,
-    groups: Annotated[int, typer.Option("--groups", metavar="N")] = 1,
+    groups: Annotated[
+        int,
+        typer.Option(
+            "--groups",
+            metavar="N",
+            help="So many broker groups; with --coordinator: as many has the cluster.",
+        ),
+    ] = 1,
     restart_after: Annotated[
         int | None,
         typer.Option(
@@ -121,8 +127,6 @@ def up(
     flags = flags or {}
     if replicas < 1 or groups < 1:
         raise typer.BadParameter("--replicas and --groups: expected a whole number of 1 or more")
-    if groups > 1:
-        fail(f"--groups {groups}: {ONE_GROUP}; leave it out")
     try:
         configure({"data": "-", **{k: v for k, v in flags.items() if v is not None}}, environment={})
     except Invalid as error:
@@ -132,7 +136,9 @@ def up(
     if not flags.get("data") and not (file or {}).get("data") and not os.environ.get("FIRN_DATA"):
         raise typer.BadParameter("no data folder: give --data DIR, `data` in the --config file or $FIRN_DATA")
     settings = configure(flags, file=file, file_name=file_name, environment=os.environ).settings
-    cluster = _planned(settings, replicas)
+    if settings.group is not None:
+        settings = replace(settings, group=_placed(settings.group, replicas, groups))
+    cluster = _planned(settings, replicas, groups)
     nodes = [settings.node] if cluster is None else [replica.node for replica in cluster.replicas]
     local_ca = _local_ca(settings, nodes) if tls else None
     settings = settings if local_ca is None else _secured(settings, local_ca, nodes[0])
@@ -164,17 +170,28 @@ def up(
     start_cluster(cluster, given, announcer, restart_after_s=seconds, local_ca=local_ca)
 
 
-def _planned(settings: "BrokerSettings", replicas: int) -> "Cluster | None":
-    """The processes of ``--replicas``; None for a single broker."""
-    if replicas == 1:
-        return None
-    if settings.group is not None:
+def _placed(place: "GroupSettings", replicas: int, groups: int) -> "GroupSettings":
+    """The place of one replica in a cluster of so many groups."""
+    if replicas > 1:
         raise typer.BadParameter(
             "--replicas runs a whole group, --coordinator makes one replica: give one of them"
         )
+    if place.group >= groups:
+        raise typer.BadParameter(
+            f"--group {place.group}: of {groups} groups the last is {groups - 1}; give --groups"
+        )
+    return replace(place, groups=groups)
+
+
+def _planned(settings: "BrokerSettings", replicas: int, groups: int) -> "Cluster | None":
+    """The processes of ``--replicas`` and ``--groups``; None for a broker of its own, and for one replica."""
+    if settings.group is not None or replicas * groups == 1:
+        return None
     from firn_node.cluster import plan_cluster
 
-    return plan_cluster(settings.data, host=settings.host, port=settings.port, replicas=replicas, groups=1)
+    return plan_cluster(
+        settings.data, host=settings.host, port=settings.port, replicas=replicas, groups=groups
+    )
 
 
 def _local_ca(settings: "BrokerSettings", nodes: list[str]) -> "LocalFiles":

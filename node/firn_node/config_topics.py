@@ -8,6 +8,7 @@ from firn.errors import Invalid, UnknownTopic
 from firn.topicspec import TopicDocument, TopicSpec, parse_documents
 from firn_node.engine.api import TopicInfo
 
+FOLLOW_S = 30.0  # the other groups of a cluster that starts elect their masters meanwhile
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -19,9 +20,11 @@ class Topics(Protocol):
     @property
     def default_min_in_sync(self) -> int: ...
 
-    async def create_topic(self, name: str, spec: TopicSpec) -> TopicInfo: ...
+    async def create_topic(self, name: str, spec: TopicSpec, *, wait_s: float | None) -> TopicInfo: ...
 
-    async def update_topic(self, name: str, spec: TopicSpec) -> TopicInfo: ...
+    async def update_topic(self, name: str, spec: TopicSpec, *, wait_s: float | None) -> TopicInfo: ...
+
+    async def followed(self, wait_s: float) -> list[int]: ...
 
 
 def read_topic_files(paths: Iterable[str]) -> list[TopicDocument]:
@@ -61,12 +64,21 @@ async def apply_topics(broker: Topics, documents: Iterable[TopicDocument]) -> li
     A document that leaves ``minInSync`` out takes the default of the group when it makes a topic, and leaves that of
     a topic that there is. Effects: may be repeated. Errors: Invalid when a topic's number of partitions differs.
     """
-    told = []
+    told = await _apply(broker, documents)
+    if told and (lacking := await broker.followed(FOLLOW_S)):
+        named = ", ".join(map(str, lacking))
+        told.append(f"broker group {named} could not take that over yet: it follows once it has a master")
+    return told
+
+
+async def _apply(broker: Topics, documents: Iterable[TopicDocument]) -> list[str]:
+    told: list[str] = []
     for document in documents:
         try:
             known = broker.topic(document.name)
         except UnknownTopic:
-            await broker.create_topic(document.name, document.spec_with(broker.default_min_in_sync))
+            spec = document.spec_with(broker.default_min_in_sync)
+            await broker.create_topic(document.name, spec, wait_s=None)
             told.append(f"topic {document.name} created with {document.spec.partitions} partition(s)")
             continue
         spec = document.spec_with(known.spec.durability.min_in_sync)
@@ -77,6 +89,6 @@ async def apply_topics(broker: Topics, documents: Iterable[TopicDocument]) -> li
                 f"topic {document.name} has {known.spec.partitions} partition(s) and its file says "
                 f"{document.spec.partitions}: the number cannot change; correct the file, or create another topic"
             )
-        await broker.update_topic(document.name, spec)
+        await broker.update_topic(document.name, spec, wait_s=None)
         told.append(f"topic {document.name} updated")
     return told

@@ -22,6 +22,7 @@ from firn.topicspec import TopicDocument
 from firn_node.clock import RealClock
 from firn_node.config_topics import apply_topics
 from firn_node.disk import RealDisk
+from firn_node.engine.api import FIRST_GROUP
 from firn_node.memory import bound_heaps, release_compiler
 from firn_node.settings import BrokerSettings
 
@@ -90,7 +91,7 @@ async def run_broker(settings: BrokerSettings, topics: Sequence[TopicDocument], 
 
 
 async def _apply(broker: "Broker", topics: Sequence[TopicDocument], announcer: Announcer) -> None:
-    """Topics of ``-f``; of a group its master has them."""
+    """Topics of ``-f``; of a group its master has them, of several groups that of group 0."""
     for line in await apply_topics(broker, topics):
         announcer.say(line)
 
@@ -191,7 +192,7 @@ async def _answer(
         await asyncio.sleep(READY_POLL_S)
     has_failed.cancel()
     if broker.is_ready() and not stopping.is_set():
-        if broker.group is not None and broker.group.is_master:
+        if broker.group is not None and broker.group.is_master and broker.core.group == FIRST_GROUP:
             await _apply(broker, topics, announcer)
         announcer.ready(address)
     loading = asyncio.create_task(asyncio.to_thread(_load_kernels))

@@ -98,12 +98,6 @@ def test_a_broker_is_never_open_by_accident(bare: Run, data: Path) -> None:
     assert not data.exists()
 
 
-def test_many_groups_are_refused_in_one_sentence(bare: Run, data: Path) -> None:
-    found = bare("up", "--data", str(data), "--groups", "2", "--restart-after", "0s", code=1)
-    assert b"one broker group" in found.stderr
-    assert len(found.stderr.splitlines()) == 1
-
-
 def test_what_cannot_go_with_replicas_is_refused_before_anything_is_made(bare: Run, data: Path) -> None:
     for options, why in (
         (["--tls", "--tls-cert", "x", "--tls-key", "y"], b"makes its own certificates"),
@@ -112,4 +106,7 @@ def test_what_cannot_go_with_replicas_is_refused_before_anything_is_made(bare: R
         assert why in bare("up", "--data", str(data), "--replicas", "2", *options, code=2).stderr
     found = bare("up", "--data", str(data), "--coordinator", "x", "--listen", "127.0.0.1:0", code=2)
     assert b"give --listen with a port" in found.stderr
+    beyond = ("--coordinator", "x", "--listen", "127.0.0.1:7700", "--group", "2", "--groups", "2")
+    found = bare("up", "--data", str(data), *beyond, code=2)
+    assert b"--group 2: of 2 groups the last is 1" in found.stderr
     assert not data.exists()

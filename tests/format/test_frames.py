@@ -74,6 +74,12 @@ def test_a_more_that_ends_before_its_size_is_not_taken_for_an_empty_one(left: in
     assert found[0] is Invalid
 
 
+@pytest.mark.parametrize("data", [b"", b"x"])
+def test_a_size_that_is_true_ends_no_stream(data: bytes) -> None:
+    with pytest.raises(Invalid, match="size True"):
+        Assembler(bytes_max=1 << 20).feed(msgpack.packb([Op.PRODUCE, 5, {"size": True}, data]))
+
+
 @given(st.data())
 @settings(max_examples=200)
 def test_a_frame_that_is_cut_or_lengthened_is_refused(data: st.DataObject) -> None:

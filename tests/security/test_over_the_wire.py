@@ -80,6 +80,7 @@ NEEDS = {
     ("POST", "/v1/replicate/pins"): REPLICATE,
     ("GET", "/v1/replicate/pins/{id}"): REPLICATE,
     ("DELETE", "/v1/replicate/pins/{id}"): REPLICATE,
+    ("GET", "/v1/catalogue"): REPLICATE,
 }
 # Who may what on the topic with ACCESS; None: not even known.
 MAY: dict[str, set[str] | None] = {

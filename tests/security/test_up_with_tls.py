@@ -102,6 +102,23 @@ def master_of(where: str, environment: dict[str, str]) -> int:
             time.sleep(0.05)
 
 
+def test_groups_of_a_cluster_with_tls_take_over_topics_from_group_0(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with up(data, "--tls", "--groups", "2", "--lease-ttl", "1500ms") as running:
+        where = address(running)
+        environment = {
+            "FIRN_TLS_CA": f"{data}/tls/ca.crt", "FIRN_TLS_CERT": f"{data}/tls/admin.crt",
+            "FIRN_TLS_KEY": f"{data}/tls/admin.key",
+        }  # fmt: skip
+        call("topics", "create", "t", "--partitions", "2", address=where, **environment)
+        rows = b"".join(b"%d\tv\n" % number for number in range(20))
+        assert call("produce", "t", address=where, input=rows, **environment).stdout.startswith(b"20 records")
+        read = call("consume", "t", "--until-end", address=where, **environment).stdout.splitlines()
+        assert {json.loads(line)["partition"] for line in read} == {0, 1}
+        assert len(read) == 20
+        assert running.stop().returncode == 0
+
+
 def test_tokens_are_made_by_a_command_and_taken_back_without_a_restart(tmp_path: Path) -> None:
     site = Site(tmp_path)
     made = call("token", "ops", "--admin")

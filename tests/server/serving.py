@@ -103,6 +103,9 @@ class StandIn:
         self.topic(name)
         del self.names[name]
 
+    async def tell_topics(self, group: int, has: tuple[int, int], wait_s: float) -> dict[str, Any]:
+        return {"epoch": 1, "position": 8, "whole": True, "topics": [], "deleted": []}
+
     async def describe(self, name: str, *, after: int = -1, limit: int = 1000) -> dict[str, Any]:
         count = self.topic(name).spec.partitions
         return {"partitions": [{"partition": p} for p in range(count)[after + 1 : after + 1 + limit]]}

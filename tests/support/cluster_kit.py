@@ -31,11 +31,12 @@ class LocalCluster:
     def client(self, *, timeout: float = 60) -> Client:
         return Client(self.all_addresses, timeout=timeout)
 
-    async def firn(self, *arguments: str, code: int = 0, address: str = "") -> Ended:
+    async def firn(self, *arguments: str, code: int = 0, address: str = "", input: bytes = b"") -> Ended:
         """``firn`` as people call it, in a process of its own."""
 
         def run() -> Ended:
             with Running(*arguments, address=address or self.all_addresses) as running:
+                running.write(input)
                 return running.end()
 
         found = await asyncio.to_thread(run)
@@ -64,9 +65,10 @@ class LocalCluster:
         return await self.until(
             lambda rows: (
                 all(row["in_sync"] and row["state"] == "serving" for row in rows)
-                and sum(row["role"] == "master" for row in rows) == 1
+                and sorted(row["group"] for row in rows if row["role"] == "master")
+                == sorted({row["group"] for row in rows})
             ),
-            "all are in sync under one master",
+            "all are in sync under one master a group",
         )
 
     async def until_restarted(self, before: Row) -> None:

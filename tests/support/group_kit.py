@@ -16,6 +16,7 @@ from engine_kit import Kit, settings
 from firn.errors import FirnError
 from firn_node.coordinator import MemoryCoordinator, Records
 from firn_node.engine.broker import Broker
+from firn_node.replication.record import GroupId
 from firn_node.replication.state import Role
 from firn_node.server import Server, serve
 from firn_node.settings import GroupSettings
@@ -37,15 +38,20 @@ class Replica:
     folder: Path
     records: Records
     changes: dict[str, Any] = field(default_factory=dict)  # of its settings
+    group: int = 0
+    groups: int = 1  # of the cluster
     port: int = field(default_factory=free_port)
     broker: Broker = field(init=False)
     is_up: bool = False
 
     async def start(self) -> None:
         self.coordinator = MemoryCoordinator(self.records)
-        place = GroupSettings("", ordinal=self.ordinal, lease_ttl_ms=LEASE_TTL_MS)
+        place = GroupSettings(
+            "", group=self.group, groups=self.groups, ordinal=self.ordinal, lease_ttl_ms=LEASE_TTL_MS
+        )
+        node = f"node-{self.ordinal}" if not self.group else f"node-{self.group}-{self.ordinal}"
         self.broker = Broker(
-            settings(self.folder, port=self.port, node=f"node-{self.ordinal}", group=place, **self.changes),
+            settings(self.folder, port=self.port, node=node, group=place, **self.changes),
             coordinator=self.coordinator,
         )
         await self.broker.start()
@@ -78,9 +84,15 @@ class Replica:
 
 
 class BrokerGroup:
-    def __init__(self, folder: Path, replicas: int, changes: dict[str, Any]) -> None:
-        self.records = Records()
-        self.replicas = [Replica(n, folder / str(n), self.records, changes) for n in range(replicas)]
+    def __init__(
+        self, folder: Path, replicas: int, changes: dict[str, Any], *, records: Records | None = None,
+        group: int = 0, groups: int = 1,
+    ) -> None:  # fmt: skip
+        self.records = records or Records()
+        self.group = group
+        self.replicas = [
+            Replica(n, folder / str(n), self.records, changes, group, groups) for n in range(replicas)
+        ]
 
     @property
     def up(self) -> list[Replica]:
@@ -108,7 +120,7 @@ class BrokerGroup:
 
     async def until_in_sync(self) -> None:
         def holds() -> bool:
-            record = next(iter(self.records.by_group.values()), None)
+            record = self.records.by_group.get(GroupId(str(self.group)))
             ids = {r.broker.core.identity.log_id for r in self.up}
             return record is not None and ids <= record.in_sync
 
@@ -147,3 +159,39 @@ async def broker_group(folder: Path, replicas: int = 3, **changes: Any) -> Async
         for replica in found.up:
             with contextlib.suppress(FirnError):
                 await replica.stop()
+
+
+class BrokerCluster:
+    """Several groups that share a coordinator."""
+
+    def __init__(self, folder: Path, groups: int, replicas: int) -> None:
+        self.records = Records()
+        self.groups = [
+            BrokerGroup(folder / str(n), replicas, {}, records=self.records, group=n, groups=groups)
+            for n in range(groups)
+        ]
+
+    @property
+    def addresses(self) -> str:
+        return ",".join(f"127.0.0.1:{replica.port}" for group in self.groups for replica in group.replicas)
+
+    async def until(self, holds: Callable[[], object], what: str) -> None:
+        await self.groups[0].until(holds, what, seconds=40)
+
+
+@contextlib.asynccontextmanager
+async def broker_cluster(folder: Path, groups: int = 2, replicas: int = 2) -> AsyncIterator[BrokerCluster]:
+    found = BrokerCluster(folder, groups, replicas)
+    try:
+        for group in found.groups:
+            for replica in group.replicas:
+                await replica.start()
+        for group in found.groups:
+            await group.until_in_sync()
+            await group.until_master()
+        yield found
+    finally:
+        for group in found.groups:
+            for replica in group.up:
+                with contextlib.suppress(FirnError):
+                    await replica.stop()

@@ -65,6 +65,12 @@ def print_topic(topic: Mapping[str, Any]) -> None:
     """One topic: its partitions, then its settings."""
     print(topic.get("name"))
     _print_partitions(topic)
+    if groups := topic.get("groups"):
+        print(f"groups: {', '.join(map(str, groups))}")
+    for group in topic.get("lacking", ()):
+        print(f"group {group} does not have it yet: it follows once it has a master")
+    for group, why in (topic.get("silent") or {}).items():
+        print(f"group {group} does not answer: {why}")
     if spec := topic.get("spec"):
         for section, value in spec.items():
             if isinstance(value, Mapping):

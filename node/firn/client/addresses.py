@@ -5,6 +5,7 @@ Order: the argument, else ``$FIRN_BROKER``, else ``127.0.0.1:7700``. The address
 """
 
 import os
+from collections.abc import Iterable
 from random import Random
 
 from firn.errors import Invalid
@@ -49,6 +50,10 @@ class Addresses:
     def shuffle(self, randomness: Random) -> None:
         """In any order: one broker is as good as another."""
         randomness.shuffle(self._known)
+
+    def add(self, addresses: Iterable[str]) -> None:
+        """Further ones, behind those that are known."""
+        self._known += [address for address in addresses if address not in self._known]
 
     def put_last(self, address: str) -> None:
         """``address`` failed: the others come first."""

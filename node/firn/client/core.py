@@ -2,26 +2,29 @@
 
 import asyncio
 import random
+import re
 import weakref
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from firn.batch import Buffer
 from firn.client.clusterstatus import cluster_status
 from firn.client.feed import PAGE_BYTES, PREFETCH_BYTES, Source
 from firn.client.gets import Gets
+from firn.client.groupparts import joined_runs, whole_description
 from firn.client.groups import GroupOffset, commit_offsets, fetch_offsets
 from firn.client.operating import rebuild, switch_over
-from firn.client.producer import Producer, ProducerSettings, Target
+from firn.client.producer import Producer, ProducerSettings
 from firn.client.puts import Put, Puts
 from firn.client.reader import Reader, ReaderSettings, Start
+from firn.client.routes import Routes, Target
 from firn.client.snapshot import Snapshot
 from firn.client.table import Table
 from firn.client.transport import Transport, path_of
-from firn.errors import Invalid, InvariantBroken, NotFound, Timeout, UnknownTopic
+from firn.errors import Invalid, InvariantBroken, NotFound, Timeout, Unavailable, UnknownTopic
 from firn.record import Record, parse_document
 from firn.shown import ANY, MASTER
 from firn.tls import find_credentials
@@ -29,6 +32,8 @@ from firn.tls import find_credentials
 TIMEOUT_S = 30.0
 TOPICS_PAGE = 1000
 POLL_S = 0.2
+_HEX = re.compile("[0-9a-f]{1,8}")
+T = TypeVar("T")
 STATUS_SHARE = 3  # a broker that is frozen may take this part of the time: there may be more of them to ask
 
 
@@ -61,18 +66,18 @@ class Client:
         credentials = find_credentials(
             tls_ca=tls_ca, tls_cert=tls_cert, tls_key=tls_key, token=token, token_file=token_file
         )
-        self._make_transport = partial(
-            Transport,
+        self._transport = Transport(
             brokers,
             timeout=timeout,
             randomness=randomness or random.SystemRandom(),
             credentials=credentials,
         )
-        self._transport = self._make_transport()
-        self._of_any: Transport | None = None  # for reads that any replica may answer
         self._read_from = read_from
-        self._puts = Puts(self._transport)
-        self._gets = Gets(self._reading(None))
+        self._routes = Routes(self._transport)
+        self._puts = Puts(self._transport.randomness)
+        self._gets = Gets(
+            self._routes.reading(self._transport, self._is_any(None)), self._gets_target, self._forget
+        )
         self._targets: dict[str, Target] = {}
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
         self._readers: weakref.WeakSet[Reader] = weakref.WeakSet()
@@ -96,9 +101,8 @@ class Client:
             for table in self._tables:
                 await table.close()
         finally:
+            await self._routes.close()
             await self._transport.close()
-            if self._of_any is not None:
-                await self._of_any.close()
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -144,24 +148,33 @@ class Client:
             after = page[-1]["name"]
 
     async def describe(self, name: str) -> dict[str, Any]:
-        """A topic's id, spec and state. Errors: UnknownTopic."""
-        return _mapping((await self._transport.request("GET", path_of("topics", name))).document())
+        """A topic's id, spec and state, of all broker groups of the cluster. Errors: UnknownTopic."""
+        path = path_of("topics", name)
+        document = _mapping((await self._transport.request("GET", path)).document())
+        if "cluster" not in document:
+            return document
+        self._routes.learn(document)
+        groups = [int(place["group"]) for place in document["cluster"]]
+        return await whole_description(name, groups, self._routes.all())
 
     async def _target(self, name: str, timeout: float | None = None) -> Target:
         found = self._targets.get(name)
         if found is None:
-            answer = await self._transport.request("GET", path_of("topics", name), timeout=timeout)
-            document = _mapping(answer.document())
-            found = Target(int(document["topic_id"]), int(document["spec"]["partitions"]))
+
+            async def attempt() -> Target:
+                answer = await self._transport.request("GET", path_of("topics", name), timeout=timeout)
+                return self._routes.target(_mapping(answer.document()))
+
+            found = await self._transport.retried(attempt, what=f"find topic {name}", timeout=timeout)
             self._targets[name] = found
         return found
 
-    async def _fresh_target(self, name: str, timeout: float) -> Target:
+    def _forget(self, name: str) -> None:
         self._targets.pop(name, None)
-        return await self._target(name, timeout)
 
-    async def _count_partitions(self, name: str) -> int:
-        return (await self._fresh_target(name, self._transport.timeout)).partitions
+    async def _fresh_target(self, name: str, timeout: float | None = None) -> Target:
+        self._forget(name)
+        return await self._target(name, timeout)
 
     # Writing
 
@@ -220,13 +233,12 @@ class Client:
 
     # Reading
 
-    def _reading(self, read_from: str | None) -> Transport:
-        """The way to who may answer a read: the master; of any replica, or of one of them by its address, another."""
-        if (read_from or self._read_from) == MASTER:
-            return self._transport
-        if self._of_any is None:
-            self._of_any = self._make_transport(reads_any=True)
-        return self._of_any
+    def _is_any(self, read_from: str | None) -> bool:
+        """Whether another than the master may answer: any replica, or one by its address."""
+        return (read_from or self._read_from) != MASTER
+
+    async def _gets_target(self, name: str, timeout: float | None) -> Target:
+        return self._routes.for_reading(await self._target(name, timeout), is_any=self._is_any(None))
 
     async def get(self, topic: str, key: Buffer) -> Record | None:
         """The newest record of a key; None when there is none or it is deleted."""
@@ -270,7 +282,7 @@ class Client:
             raise Invalid(f"a snapshot of {snapshot.topic} is read as that topic's compacted view")
         source = Source(
             topic, chosen, until_end=until_end or snapshot is not None, queue=queue, tag=tag, ids=ids,
-            snapshot=None if snapshot is None else snapshot.id,
+            snapshots=() if snapshot is None else snapshot.ids,
             read_from=None if read_from in (None, MASTER, ANY) else read_from,
             page_bytes=page_bytes, prefetch_bytes=prefetch_bytes,
         )  # fmt: skip
@@ -279,37 +291,45 @@ class Client:
             source=source, start=begin, partitions=partitions, group=group,
             targets=None if snapshot is None else snapshot.ends,
         )  # fmt: skip
-        reading = self._transport if snapshot is not None else self._reading(read_from)
-        found = Reader(self._transport, reading, settings, self._count_partitions)
+        is_any = snapshot is None and self._is_any(read_from)
+        found = Reader(
+            self._transport, settings, self._fresh_target, partial(self._routes.for_reading, is_any=is_any)
+        )
         self._readers.add(found)
         return found
 
     async def table(self, topic: str) -> Table:
         """The topic as a live mapping. It fills from now on: ``await table.caught_up()``."""
-        target = await self._fresh_target(topic, self._transport.timeout)
-        found = Table(self._transport, self._reading(None), topic, target.partitions)
+        target = await self._fresh_target(topic)
+        found = Table(topic, target, self._routes.for_reading(target, is_any=self._is_any(None)))
         self._tables.append(found)
         return found
 
     async def snapshot(self, topic: str) -> Snapshot:
         """A pinned state of a topic: ``async with await client.snapshot(topic) as snapshot``."""
-        return await Snapshot.open(self._transport, topic)
+        return await Snapshot.open(topic, await self._fresh_target(topic))
 
     async def query(
         self, topic: str, key: bytes, *, since: int | None = None, until: int | None = None
     ) -> list[Record]:
         """The raw records of a key with timestamps in ``[since, until)`` (ms), oldest first, as long as retained."""
         query = {"key": bytes(key), "since": since, "until": until}
-        answer = await self._transport.request("GET", path_of("topics", topic, "query"), query=query)
-        document = answer.document()
-        return [
-            record_of(found) for found in (document["records"] if isinstance(document, dict) else document)
-        ]
+        path = path_of("topics", topic, "query")
+        answers = await self._of_each(topic, lambda way: way.request("GET", path, query=query))
+        found: list[Record] = []
+        for document in (answer.document() for answer in answers):
+            found += map(record_of, document["records"] if isinstance(document, dict) else document)
+        # Those of one group are in the order of its log; a key has its records in two only where somebody chose so.
+        return found if len({r.partition for r in found}) < 2 else sorted(found, key=lambda r: r.timestamp)
 
     async def find(self, topic: str, id: str) -> Record | None:
         """The record that a message id names, as long as it is retained; None when there is none."""
+        ways = (await self._target(topic)).transports
+        number = id.partition("-")[0]
+        group = int(number, 16) if len(ways) > 1 and _HEX.fullmatch(number) else 0
+        way = self._routes.all().get(group, self._transport)
         try:
-            answer = await self._transport.request("GET", path_of("topics", topic, "ids", id))
+            answer = await way.request("GET", path_of("topics", topic, "ids", id))
         except NotFound:
             return None
         return record_of(answer.document())
@@ -334,16 +354,27 @@ class Client:
         Errors: Timeout when it has not ended within ``timeout`` seconds (None: however long it takes).
         """
         path = path_of("topics", topic, "compaction")
-        answer = await self._transport.request("POST", path, body={"force": force})
+        answers = await self._of_each(topic, lambda way: way.request("POST", path, body={"force": force}))
+        document = joined_runs([_mapping(answer.document()) for answer in answers])
         if not wait:
-            return _mapping(answer.document())
-        return await self._within(timeout, self._compacted(path, _mapping(answer.document())), topic)
+            return document
+        return await self._within(timeout, self._compacted(topic, document), topic)
 
-    async def _compacted(self, path: str, document: dict[str, Any]) -> dict[str, Any]:
+    async def _compacted(self, topic: str, document: dict[str, Any]) -> dict[str, Any]:
         while document.get("state") in ("waiting", "running"):
             await asyncio.sleep(POLL_S)
-            document = _mapping((await self._transport.request("GET", path)).document())
+            found = await self.compaction(topic)
+            if found is None:
+                raise Unavailable(
+                    f"{topic}: the broker that compacted it has gone, and its compaction with it"
+                )
+            document = found
         return document
+
+    async def _of_each(self, topic: str, ask: Callable[[Transport], Awaitable[T]]) -> list[T]:
+        """The answers of the broker groups of a topic, in their order."""
+        target = await self._target(topic)
+        return await asyncio.gather(*(ask(transport) for transport in target.transports))
 
     async def _within(
         self, timeout: float | None, work: Awaitable[dict[str, Any]], topic: str
@@ -356,15 +387,17 @@ class Client:
 
     async def compaction(self, topic: str) -> dict[str, Any] | None:
         """The newest requested compaction of a topic; None when there was none."""
+        path = path_of("topics", topic, "compaction")
         try:
-            answer = await self._transport.request("GET", path_of("topics", topic, "compaction"))
+            answers = await self._of_each(topic, lambda way: way.request("GET", path))
         except NotFound:
             return None
-        return _mapping(answer.document())
+        return joined_runs([_mapping(answer.document()) for answer in answers])
 
     async def cancel_compaction(self, topic: str) -> None:
         """Stop a requested compaction; what it has swapped stays."""
-        await self._transport.request("DELETE", path_of("topics", topic, "compaction"))
+        path = path_of("topics", topic, "compaction")
+        await self._of_each(topic, lambda way: way.request("DELETE", path))
 
     async def status(self) -> dict[str, Any]:
         """What one broker, the preferred one, says of itself and of its topics."""

@@ -13,7 +13,8 @@ from typing import Any
 
 from firn.batch import Buffer
 from firn.client.cursor import Cursor, Page, PageMeta
-from firn.client.transport import Transport, path_of
+from firn.client.routes import Target
+from firn.client.transport import path_of
 from firn.errors import FirnError, InvariantBroken, OffsetExpired
 from firn.wire import BATCHES_TYPE, Message, Op
 
@@ -37,18 +38,21 @@ class Source:
     until_end: bool = False
     queue: str | None = None
     tag: str | None = None
-    snapshot: str | None = None
+    snapshots: tuple[str, ...] = ()  # one a transport of the topic's; none: no snapshot is read
     ids: bool = False  # records of the raw view come with their message ids
     read_from: str | None = None  # the address of the only broker to read from; None: as the transport does
     page_bytes: int = PAGE_BYTES
     prefetch_bytes: int = PREFETCH_BYTES
 
+    def snapshot_of(self, partition: int) -> str | None:
+        return self.snapshots[partition % len(self.snapshots)] if self.snapshots else None
+
 
 class Feed:
     """The pages of ``cursors``; ``next`` gives them as they come."""
 
-    def __init__(self, transport: Transport, source: Source, cursors: Sequence[Cursor]) -> None:
-        self._transport = transport
+    def __init__(self, target: Target, source: Source, cursors: Sequence[Cursor]) -> None:
+        self._target = target
         self._source = source
         self._ready: deque[Page | Caught | FirnError] = deque()
         self._arrived = asyncio.Event()
@@ -136,27 +140,28 @@ class Feed:
 
     @property
     def _is_finite(self) -> bool:
-        return self._source.until_end or self._source.snapshot is not None
+        return self._source.until_end or bool(self._source.snapshots)
 
     async def _page(self, cursor: Cursor) -> None:
         wait_ms = 0 if cursor.is_behind else WAIT_MS
         async with self._at_once:
-            meta, data = await read_page(self._transport, self._source, cursor, wait_ms=wait_ms)
+            meta, data = await read_page(self._target, self._source, cursor, wait_ms=wait_ms)
         self._deliver(cursor, cursor.accept(meta, data))
 
     async def _tail(self, cursor: Cursor) -> None:
         """Follow by FETCH until the connection ends; errors that a retry may help are passed over."""
         source, loop = self._source, asyncio.get_running_loop()
+        transport = self._target.transport_of(cursor.partition)
         arrived: asyncio.Queue[Message | FirnError] = asyncio.Queue()
         meta: dict[str, Any] = {
             "topic": source.topic, "partition": cursor.partition, "view": source.view, "offset": cursor.offset,
             "since": cursor.since, "queue": source.queue, "tag": source.tag,
             "max_bytes": source.page_bytes, "credit": source.page_bytes, "positions": source.ids,
-            **self._transport.reading(),
+            **transport.reading(),
         }  # fmt: skip
         started = loop.time()
         try:
-            stream = await self._transport.stream()
+            stream = await transport.stream()
             id = await stream.start(Op.FETCH, meta, b"", arrived.put_nowait)
             try:
                 while True:
@@ -165,7 +170,7 @@ class Feed:
                         raise message
                     if message.op != Op.DATA:
                         continue
-                    self._transport.note_shown(message.meta.get("shown"))
+                    transport.note_shown(message.meta.get("shown"))
                     self._deliver(cursor, cursor.accept(PageMeta.of_stream(message.meta), message.data))
                     await self._has_room.wait()
                     await stream.tell(Op.CREDIT, id, {"bytes": max(1, len(message.data))})
@@ -176,20 +181,22 @@ class Feed:
         except FirnError as error:
             if not error.retry:
                 raise
-            await self._transport.follow(error)
+            await transport.follow(error)
             if loop.time() - started < 1.0:  # a broker that is just coming back is not to be hammered
-                await asyncio.sleep(self._transport.back_off(3))
+                await asyncio.sleep(transport.back_off(3))
             cursor.end = None  # what is there now is unknown: ask
 
 
 async def read_page(
-    transport: Transport, source: Source, cursor: Cursor, *, wait_ms: int = 0, max_bytes: int | None = None
+    target: Target, source: Source, cursor: Cursor, *, wait_ms: int = 0, max_bytes: int | None = None
 ) -> tuple[PageMeta, Buffer]:
     """One answer of a bulk read from the cursor's offset. Errors: what the broker answered."""
+    transport = target.transport_of(cursor.partition)
     answer = await transport.bulk(
         path_of("topics", source.topic, "partitions", cursor.partition),
         query={
-            "view": source.view, "offset": cursor.offset, "since": cursor.since, "snapshot": source.snapshot,
+            "view": source.view, "offset": cursor.offset, "since": cursor.since,
+            "snapshot": source.snapshot_of(cursor.partition),
             "queue": source.queue, "tag": source.tag, "max_bytes": max_bytes or source.page_bytes,
             "wait_ms": wait_ms or None, "positions": "true" if source.ids else None, **transport.reading(),
         },
@@ -200,14 +207,14 @@ async def read_page(
     return PageMeta.of_headers(answer.headers), answer.body
 
 
-async def end_of(transport: Transport, topic: str, partition: int, *, queue: str | None = None) -> int:
+async def end_of(target: Target, topic: str, partition: int, *, queue: str | None = None) -> int:
     """The offset that the next record of a partition, or of a light queue of it, will get."""
     source = Source(topic, "compacted" if queue is None else "raw", queue=queue)
     try:
-        meta, _ = await read_page(transport, source, Cursor(partition), max_bytes=1)
+        meta, _ = await read_page(target, source, Cursor(partition), max_bytes=1)
     except OffsetExpired as error:
         first = error.details.get("earliest")
         if not isinstance(first, int):
             raise
-        meta, _ = await read_page(transport, source, Cursor(partition, offset=first), max_bytes=1)
+        meta, _ = await read_page(target, source, Cursor(partition, offset=first), max_bytes=1)
     return meta.end

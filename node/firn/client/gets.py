@@ -10,15 +10,17 @@ the next one is written at once while none is under way.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
 
 import msgpack
 
+from firn.client.routes import Target
 from firn.client.stream import Stream, expect
 from firn.client.transport import Transport
-from firn.errors import FirnError, Timeout
+from firn.errors import FirnError, NotMaster, Timeout
 from firn.limits import FRAME_BYTES_MAX
+from firn.partitioner import partitions_of
 from firn.record import Record
 from firn.values import pack_keys, unpack_values
 from firn.wire import SMALL_BYTES_MAX, Message, Op
@@ -30,6 +32,7 @@ _POSTED_BYTES_MAX = FRAME_BYTES_MAX // 2  # of keys: one frame, with room for it
 _META_OF_ONE_MAX = 1024  # topics whose meta for one key is kept packed
 _ALONE_MIN = 4  # requests of one key in a row that are taken for a habit
 
+FindTarget = Callable[[str, float | None], Awaitable[Target]]
 Asked = tuple[bytes, "asyncio.Future[Record | None]"]
 
 
@@ -49,10 +52,17 @@ class _Request:
 
 
 class Gets:
-    """Invariant: requests under way are in the order of their deadlines; the first one's is watched."""
+    """Of a cluster of several broker groups, each key is asked of its group: that takes what is known of the topic.
 
-    def __init__(self, transport: Transport) -> None:
+    Invariant: requests under way are in the order of their deadlines; the first one's is watched.
+    """
+
+    def __init__(
+        self, transport: Transport, find_target: FindTarget, forget_target: Callable[[str], None]
+    ) -> None:
         self._transport = transport
+        self._find_target = find_target
+        self._forget_target = forget_target
         self._asked: dict[str, list[Asked]] = {}  # by topic: what goes out at the end of this turn
         self._under_way: dict[_Request, None] = {}
         self._watching: asyncio.TimerHandle | None = None
@@ -88,11 +98,11 @@ class Gets:
         if not asked:
             return
         is_any = self._transport.reads_any
-        self._alone = self._alone + 1 if len(asked) == 1 and not is_any else 0
         stream = self._transport.open_stream
-        if stream is None or not stream.has_room or is_any:
+        if stream is None or stream.groups > 1 or not stream.has_room or is_any:
             self._spawn(topic, asked, self._transport.timeout)
         else:
+            self._alone = self._alone + 1 if len(asked) == 1 else 0
             self._post(stream, topic, asked)
 
     def _post(self, stream: Stream, topic: str, asked: list[Asked]) -> None:
@@ -182,14 +192,49 @@ class Gets:
         self, topic: str, keys: Sequence[bytes], *, timeout: float | None = None
     ) -> list[Record | None]:
         """The newest record of each key, in the order of ``keys``. ``timeout``: seconds for each request."""
+        stream = self._transport.open_stream
+        if stream is None:
+            stream = await self._transport.retried(
+                self._transport.stream, what=f"get from {topic}", timeout=timeout
+            )
+        if stream.groups == 1:
+            return await self._of_group(self._transport, topic, keys, timeout)
+        try:
+            return await self._of_groups(topic, keys, timeout)
+        except NotMaster as error:
+            if "group" not in error.details:
+                raise
+        self._forget_target(topic)  # it was of an earlier creation of the topic
+        return await self._of_groups(topic, keys, timeout)
+
+    async def _of_groups(
+        self, topic: str, keys: Sequence[bytes], timeout: float | None
+    ) -> list[Record | None]:
+        """``many`` of several broker groups: each is asked for its keys."""
+        target = await self._find_target(topic, timeout)
+        rows: dict[Transport, list[int]] = {}
+        for row, partition in enumerate(partitions_of(keys, target.partitions).tolist()):
+            rows.setdefault(target.transport_of(partition), []).append(row)
+        parts = await asyncio.gather(
+            *(self._of_group(t, topic, [keys[row] for row in chosen], timeout) for t, chosen in rows.items())
+        )
+        found: list[Record | None] = [None] * len(keys)
+        for chosen, records in zip(rows.values(), parts, strict=True):
+            for row, record in zip(chosen, records, strict=True):
+                found[row] = record
+        return found
+
+    async def _of_group(
+        self, transport: Transport, topic: str, keys: Sequence[bytes], timeout: float | None
+    ) -> list[Record | None]:
         parts = _parts(keys)
         if len(parts) == 1:
-            return await self._part(topic, keys, timeout)
+            return await self._part(transport, topic, keys, timeout)
         at_once = asyncio.Semaphore(PARTS_AT_ONCE)
 
         async def part(start: int, end: int) -> list[Record | None]:
             async with at_once:
-                return await self._part(topic, keys[start:end], timeout)
+                return await self._part(transport, topic, keys[start:end], timeout)
 
         tasks = [asyncio.create_task(part(*ends)) for ends in parts]
         try:
@@ -200,19 +245,21 @@ class Gets:
             await asyncio.gather(*tasks, return_exceptions=True)
         return [record for records in found for record in records]
 
-    async def _part(self, topic: str, keys: Sequence[bytes], timeout: float | None) -> list[Record | None]:
-        found, later = await self._request(topic, keys, timeout)
+    async def _part(
+        self, transport: Transport, topic: str, keys: Sequence[bytes], timeout: float | None
+    ) -> list[Record | None]:
+        found, later = await self._request(transport, topic, keys, timeout)
         while later:
-            more, still = await self._request(topic, [keys[at] for at in later], timeout)
+            more, still = await self._request(transport, topic, [keys[at] for at in later], timeout)
             for at, record in zip(later, more, strict=True):
                 found[at] = record
             later = [later[at] for at in still]
         return found
 
     async def _request(
-        self, topic: str, keys: Sequence[bytes], timeout: float | None
+        self, transport: Transport, topic: str, keys: Sequence[bytes], timeout: float | None
     ) -> tuple[list[Record | None], list[int]]:
-        data, transport = pack_keys(keys), self._transport
+        data = pack_keys(keys)
 
         async def attempt() -> tuple[list[Record | None], list[int]]:
             stream = await transport.stream()

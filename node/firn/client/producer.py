@@ -40,6 +40,7 @@ from firn.client.chunks import (
     fields_of,
 )  # fmt: skip
 from firn.client.outbox import OutBatch, Outbox
+from firn.client.routes import Target
 from firn.client.small import RECORDS_MAX, small_bytes
 from firn.client.stream import Stream
 from firn.client.transport import Transport
@@ -90,12 +91,14 @@ class ProducerSettings:
         codecs(self.compression)
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What a producer must know of its topic."""
+@dataclass(slots=True, eq=False)
+class _Lane:
+    """What goes to one broker group, and the way there."""
 
-    topic_id: int
-    partitions: int
+    outbox: Outbox
+    transport: Transport
+    sending: "asyncio.Task[None] | None" = None  # where there are several lanes
+    is_missed: bool = False  # it has had more to send since ``sending`` began
 
 
 class Producer:
@@ -132,7 +135,9 @@ class Producer:
         self._buffered = 0
         self._failure: FirnError | None = None  # the first since the last flush
         self._target: Target | None = None
-        self._outbox: Outbox | None = None
+        # One for each broker group of the topic, which are dealt its partitions; none before the first record is cut.
+        self._lanes: list[_Lane] = []
+        self._sending: set[asyncio.Task[None]] = set()
         self._wake = asyncio.Event()
         self._is_resting = False  # the pump waits for ``_wake``
         self._broken: Exception | None = None  # in ``_send_small``
@@ -249,7 +254,7 @@ class Producer:
     def _may_go_alone(self) -> bool:
         return (
             not self._settings.linger_ms and not self._limit and not self._closed and not self._is_ended
-            and self._outbox is not None and not self._outbox.unsettled and get_ident() == self._thread
+            and len(self._lanes) == 1 and not self._lanes[0].outbox.unsettled and get_ident() == self._thread
         )  # fmt: skip
 
     def _send_alone(self, key: Buffer, value: Buffer | None) -> Sent:
@@ -278,23 +283,26 @@ class Producer:
 
     def _send_small(self) -> bool:
         """Cut and send the only chunk that waits, if it is a small one and nothing is to be waited for."""
-        outbox, stream, target = self._outbox, self._transport.open_stream, self._target
+        target = self._target
+        if len(self._lanes) != 1 or target is None:
+            return False
+        lane = self._lanes[0]
+        outbox, stream = lane.outbox, lane.transport.open_stream
         if not (
             self._is_resting and len(self._closed) == 1 and self._closed[0].is_small and self._keeps_small
-            and outbox is not None and target is not None and stream is not None and stream.has_room
-            and not outbox.has_unsent
+            and stream is not None and stream.has_room and not outbox.has_unsent
         ):  # fmt: skip
             return False
         with self._guard:
             chunk = self._closed.popleft()
         self._open.append(chunk)
-        self._cut_chunk(outbox, chunk, target)
+        self._cut_chunk(chunk, target)
         batches = outbox.take(self._loop.time(), bytes_max=REQUEST_BYTES, under_way_max=UNDER_WAY_BYTES_MAX)
         if batches:
             try:
-                self._post(stream, outbox, batches)
+                self._post(stream, lane, batches)
             except FirnError as error:
-                self._answered(outbox, batches, error)
+                self._answered(lane, batches, error)
         return not outbox.has_unsent
 
     def _close_chunk(self) -> None:
@@ -360,6 +368,9 @@ class Producer:
             self._limit = 0
         self._pump.cancel()
         await asyncio.gather(self._pump, return_exceptions=True)
+        for task in self._sending:
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
         self._fail_everything(Unavailable(f"the producer of {self.topic} was closed"))  # if it never ran
 
     async def __aenter__(self) -> Self:
@@ -392,8 +403,8 @@ class Producer:
             self._fail_everything(error)
 
     def _fail_everything(self, error: FirnError) -> None:
-        if self._outbox is not None:
-            self._outbox.fail_all(error)
+        for lane in self._lanes:
+            lane.outbox.fail_all(error)
         with self._guard:
             self._close_chunk()
         while self._closed:
@@ -414,10 +425,10 @@ class Producer:
             return
         now = self._loop.time()
         until = None
-        if self._outbox is not None:
+        for lane in self._lanes:
             # What is sent meanwhile (``_send_small``) has its deadline later than this.
-            until = now + self._settings.delivery_timeout
-            if (due := self._outbox.next_time(now)) is not None:
+            until = until or now + self._settings.delivery_timeout
+            if (due := lane.outbox.next_time(now)) is not None:
                 until = min(until, max(due, now + LEAST_SLEEP_S))
         self._is_resting = True
         try:
@@ -430,8 +441,8 @@ class Producer:
         self._wake.clear()
         if self._broken is not None:
             raise self._broken
-        if self._outbox is not None:
-            self._outbox.expire(self._loop.time())
+        for lane in self._lanes:
+            lane.outbox.expire(self._loop.time())
             self._settled()
 
     async def _resolve(self) -> Target:
@@ -451,25 +462,25 @@ class Producer:
                     self._fail_chunk(self._closed.popleft(), error)
                 self._settled()
                 continue
-            if self._outbox is None:
-                self._outbox = Outbox(
-                    target.topic_id,
-                    randomness=self._transport.randomness,
-                    codecs=codecs(self._settings.compression),
-                )
+            if not self._lanes:
+                self._lanes = [_Lane(self._make_outbox(target), way) for way in target.transports]
             with self._guard:
                 chunk = self._closed.popleft()
             self._open.append(chunk)
-            self._cut_chunk(self._outbox, chunk, target)
+            self._cut_chunk(chunk, target)
             self._settled()
 
-    def _cut_chunk(self, outbox: Outbox, chunk: Chunk, target: Target) -> None:
-        settings = self._settings
+    def _make_outbox(self, target: Target) -> Outbox:
+        randomness, compression = self._transport.randomness, self._settings.compression
+        return Outbox(target.topic_id, randomness=randomness, codecs=codecs(compression))
+
+    def _cut_chunk(self, chunk: Chunk, target: Target) -> None:
+        settings, lanes = self._settings, self._lanes
         deadline = self._loop.time() + settings.delivery_timeout
         now_ms = settings.clock_ms()
         if chunk.is_small and self._keeps_small and chunk.bytes <= settings.batch_bytes:
             for few in cut_small(chunk, target.partitions):
-                outbox.add_small(few, chunk, deadline, now_ms)
+                lanes[few[0] % len(lanes)].outbox.add_small(few, chunk, deadline, now_ms)
             return
         for part in cut(
             chunk,
@@ -479,47 +490,66 @@ class Producer:
             keeps_small=self._keeps_small,
         ):
             if isinstance(part, Cut):
-                outbox.add(part, chunk, deadline)
+                lanes[part.partition % len(lanes)].outbox.add(part, chunk, deadline)
             else:
-                outbox.add_small(part, chunk, deadline, now_ms)
+                lanes[part[0] % len(lanes)].outbox.add_small(part, chunk, deadline, now_ms)
 
     async def _send_ready(self) -> None:
-        """Everything that may go now goes, in requests of about 1 MiB."""
-        outbox = self._outbox
-        if outbox is None:
+        """Everything that may go now goes; a broker group that cannot be reached holds up no other."""
+        if len(self._lanes) == 1:
+            await self._send_lane(self._lanes[0])
             return
-        while batches := outbox.take(
+        for lane in self._lanes:
+            if lane.sending is not None:
+                lane.is_missed = True
+            elif lane.outbox.has_unsent:
+                lane.is_missed = False
+                lane.sending = asyncio.create_task(self._send_lane(lane))
+                self._sending.add(lane.sending)
+                lane.sending.add_done_callback(partial(self._lane_sent, lane))
+
+    def _lane_sent(self, lane: _Lane, task: "asyncio.Task[None]") -> None:
+        lane.sending = None
+        self._sending.discard(task)
+        if not task.cancelled() and (broken := task.exception()) is not None:
+            self._broken = broken if isinstance(broken, Exception) else InvariantBroken(repr(broken))
+        if lane.is_missed or self._broken is not None:
+            self._wake.set()
+
+    async def _send_lane(self, lane: _Lane) -> None:
+        """What may go to one group now, in requests of about 1 MiB."""
+        while batches := lane.outbox.take(
             self._loop.time(), bytes_max=REQUEST_BYTES, under_way_max=UNDER_WAY_BYTES_MAX
         ):
             try:
-                stream = await self._transport.stream()
-                left = self._post(stream, outbox, batches)
+                stream = await lane.transport.stream()
+                left = self._post(stream, lane, batches)
             except FirnError as error:
-                self._answered(outbox, batches, error)
+                self._answered(lane, batches, error)
                 return
             if left is not None:
                 with contextlib.suppress(FirnError):  # the batches hear of it as well
                     await left
 
     def _post(
-        self, stream: Stream, outbox: Outbox, batches: Sequence[OutBatch]
+        self, stream: Stream, lane: _Lane, batches: Sequence[OutBatch]
     ) -> "asyncio.Future[None] | None":
         data = batches[0].data if len(batches) == 1 else b"".join([b.data for b in batches])
-        answered = partial(self._answered, outbox, batches)
+        answered = partial(self._answered, lane, batches)
         if len(data) <= SMALL_BYTES_MAX and stream.has_room:
             stream.post_small(Op.PRODUCE, EMPTY_META, data, answered)
             return None
         return stream.post(Op.PRODUCE, {}, data, answered)
 
-    def _answered(self, outbox: Outbox, batches: Sequence[OutBatch], found: Message | FirnError) -> None:
-        now = self._loop.time()
+    def _answered(self, lane: _Lane, batches: Sequence[OutBatch], found: Message | FirnError) -> None:
+        now, outbox = self._loop.time(), lane.outbox
         results = found if isinstance(found, FirnError) else _results(found, len(batches))
         has_failed = False
         for at, batch in enumerate(batches):
             result = results if isinstance(results, FirnError) else results[at]
             if isinstance(result, FirnError):
                 has_failed = True
-                self._learn(result)
+                self._learn(lane, result)
                 outbox.fail(batch, result, now)
             else:
                 outbox.acknowledge(batch, result)
@@ -527,14 +557,14 @@ class Producer:
         if has_failed or self._closed or outbox.has_unsent:
             self._wake.set()
 
-    def _learn(self, error: FirnError) -> None:
+    def _learn(self, lane: _Lane, error: FirnError) -> None:
         if isinstance(error, UnknownTopic):  # deleted; perhaps made anew: the next chunk asks
             self._target = None
-            if self._outbox is not None:
-                self._outbox.fail_all(error)
-                self._outbox = None
+            lanes, self._lanes = self._lanes, []
+            for each in lanes:
+                each.outbox.fail_all(error)
         elif isinstance(error, NotMaster):
-            self._following = asyncio.ensure_future(self._transport.follow(error))
+            self._following = asyncio.ensure_future(lane.transport.follow(error))
 
     def _settled(self) -> None:
         self._reap()

@@ -11,10 +11,12 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from random import Random
 
 from firn.batch import Buffer, Identity, columns_of, encode
 from firn.client.chunks import fault_of
-from firn.client.producer import Target, wall_ms
+from firn.client.producer import wall_ms
+from firn.client.routes import Target
 from firn.client.stream import expect
 from firn.client.transport import Transport
 from firn.errors import FirnError, InvariantBroken, SequenceGap, from_document
@@ -50,8 +52,8 @@ class _Name:
 class Puts:
     """The names of one client."""
 
-    def __init__(self, transport: Transport) -> None:
-        self._transport = transport
+    def __init__(self, randomness: Random) -> None:
+        self._randomness = randomness
         self._names: defaultdict[tuple[int, int], list[_Name]] = defaultdict(list)
 
     async def put(self, put: Put, target: Target, *, timeout: float) -> tuple[int, int]:
@@ -65,22 +67,25 @@ class Puts:
         key = bytes(put.key)
         partition = partition_of(key, target.partitions) if put.partition is None else put.partition
         place = (target.topic_id, partition)
+        transport = target.transport_of(partition)
         name = self._take_name(place)
         try:
-            offset = await self._write(put, key, place, name, timeout)
+            offset = await self._write(put, key, place, name, transport, timeout)
         except SequenceGap:
             if name.sequence == 0:
                 raise
             # Refused before anything of it was written: the broker no longer knows the name. Take a fresh one.
             name = self._fresh_name()
-            offset = await self._write(put, key, place, name, timeout)
+            offset = await self._write(put, key, place, name, transport, timeout)
         name.sequence += 1
         name.rested_since = asyncio.get_running_loop().time()
         if len(self._names[place]) < NAMES_KEPT:
             self._names[place].append(name)
         return partition, offset
 
-    async def _write(self, put: Put, key: bytes, place: tuple[int, int], name: _Name, timeout: float) -> int:
+    async def _write(
+        self, put: Put, key: bytes, place: tuple[int, int], name: _Name, transport: Transport, timeout: float
+    ) -> int:
         columns = columns_of(
             [key], [None if put.value is None else bytes(put.value)],
             wall_ms() if put.timestamp is None else put.timestamp,
@@ -97,7 +102,7 @@ class Puts:
 
         async def attempt() -> int:
             nonlocal may_be_written
-            stream = await self._transport.stream()
+            stream = await transport.stream()
             try:
                 answer = await stream.ask(Op.PRODUCE, meta, data)
             except FirnError:
@@ -111,7 +116,7 @@ class Puts:
             return int(results[0][1])
 
         try:
-            return await self._transport.retried(attempt, what="put", timeout=timeout)
+            return await transport.retried(attempt, what="put", timeout=timeout)
         except SequenceGap as gap:
             if may_be_written:
                 raise FirnError(f"put: whether it was written is unknown: {gap.message}") from gap
@@ -126,4 +131,4 @@ class Puts:
         return self._fresh_name()
 
     def _fresh_name(self) -> _Name:
-        return _Name(self._transport.randomness.randrange(1, 1 << 64), 0, 0.0)
+        return _Name(self._randomness.randrange(1, 1 << 64), 0, 0.0)

@@ -16,11 +16,13 @@ from typing import Any, Self
 from firn.client.cursor import Cursor, Page
 from firn.client.feed import Caught, Feed, Source, end_of, read_page
 from firn.client.groups import GroupOffset, commit_offsets, fetch_offsets
+from firn.client.routes import Target
 from firn.client.transport import Transport, path_of
 from firn.errors import Invalid, OffsetExpired, UnknownPartition
 from firn.record import Record
 
-CountPartitions = Callable[[str], Awaitable[int]]
+FindTarget = Callable[[str], Awaitable[Target]]
+Reading = Callable[[Target], Target]
 Start = str | int | datetime | Mapping[int, int]
 
 
@@ -59,15 +61,17 @@ class Reader:
     """
 
     def __init__(
-        self, transport: Transport, reading: Transport, settings: ReaderSettings, partitions: CountPartitions
+        self, transport: Transport, settings: ReaderSettings, find_target: FindTarget, reading: Reading
     ) -> None:
-        """``reading``: the way to who may answer reads; it may be another than the ``transport`` for the rest."""
+        """``reading``: the ways to who may answer reads; they may be others than those for the rest."""
         self.topic = settings.source.topic
         self.caught_up = asyncio.Event()
         self._transport = transport
         self._reading = reading
         self._settings = settings
-        self._count_partitions = partitions
+        self._find_target = find_target
+        self._target: Target  # known, as the ways for reads, before anything is asked
+        self._reads: Target
         self._feed: Feed | None = None
         self._is_closed = False
         self._positions: dict[int, GroupOffset] = {}
@@ -197,14 +201,16 @@ class Reader:
             await commit_offsets(self._transport, self._settings.group, self.topic, found)
 
     async def _begin(self) -> Feed:
-        count = await self._count_partitions(self.topic)
+        self._target = await self._find_target(self.topic)
+        self._reads = self._reading(self._target)
+        count = self._target.partitions
         chosen = range(count) if self._settings.partitions is None else sorted(set(self._settings.partitions))
         for partition in chosen:
             if not 0 <= partition < count:
                 raise UnknownPartition(f"{self.topic}: partition {partition}: the topic has {count}")
         cursors = await self._cursors(list(chosen))
         self._positions = {c.partition: GroupOffset(c.offset, c.since) for c in cursors}
-        return Feed(self._reading, self._settings.source, cursors)
+        return Feed(self._reads, self._settings.source, cursors)
 
     async def _cursors(self, partitions: list[int]) -> list[Cursor]:
         starts = await self._starts(partitions)
@@ -251,7 +257,7 @@ class Reader:
         if self._settings.source.view != "raw":
             return 0
         try:
-            await read_page(self._reading, self._settings.source, Cursor(partition), max_bytes=1)
+            await read_page(self._reads, self._settings.source, Cursor(partition), max_bytes=1)
         except OffsetExpired as error:
             earliest = error.details.get("earliest")
             if not isinstance(earliest, int):
@@ -260,10 +266,10 @@ class Reader:
         return 0
 
     async def _latest(self, partition: int) -> int:
-        return await end_of(self._reading, self.topic, partition, queue=self._settings.source.queue)
+        return await end_of(self._reads, self.topic, partition, queue=self._settings.source.queue)
 
     async def _at_time(self, partition: int, stamp: int) -> int:
-        answer = await self._transport.request(
+        answer = await self._target.transport_of(partition).request(
             "GET",
             path_of("topics", self.topic, "partitions", partition, "offset"),
             query={"timestamp": stamp},

@@ -2,9 +2,11 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from firn.client.routes import Target
 from firn.client.transport import Transport, path_of
 from firn.errors import FirnError, SnapshotExpired
 
@@ -16,22 +18,33 @@ RENEW_S = 120.0  # a fifth of the lease of 10 min: four may be missed
 class Snapshot:
     """``async with await client.snapshot(topic) as snapshot``; read it by ``client.reader(topic, snapshot=snapshot)``."""
 
-    def __init__(self, transport: Transport, topic: str, document: dict[str, Any]) -> None:
+    def __init__(self, topic: str, parts: Sequence[tuple[Transport, dict[str, Any]]]) -> None:
+        """``parts``: what each of the topic's broker groups holds of it, in their order."""
         self.topic = topic
-        self.id = str(document["id"])
-        self.ends = {int(p): int(found["end"]) for p, found in document["partitions"].items()}
-        self._transport = transport
+        self.ids = tuple(str(document["id"]) for _, document in parts)
+        self.ends = {
+            int(p): int(found["end"]) for _, document in parts for p, found in document["partitions"].items()
+        }
+        self._transports = [transport for transport, _ in parts]
         self._renewing: asyncio.Task[None] | None = None
         self._is_closed = False
 
+    @property
+    def id(self) -> str:
+        """Its name at the broker; of several broker groups their names, parted by commas."""
+        return ",".join(self.ids)
+
     @classmethod
-    async def open(cls, transport: Transport, topic: str) -> Self:
-        answer = await transport.request("POST", path_of("topics", topic, "snapshots"))
-        return cls(transport, topic, answer.document())
+    async def open(cls, topic: str, target: Target) -> Self:
+        """Of several broker groups each part is exact; between them there is no order anyway."""
+        path = path_of("topics", topic, "snapshots")
+        answers = await asyncio.gather(*(transport.request("POST", path) for transport in target.transports))
+        return cls(topic, [(t, a.document()) for t, a in zip(target.transports, answers, strict=True)])
 
     async def renew(self) -> None:
         """Take the lease anew. Errors: SnapshotExpired or NotFound when it is gone."""
-        await self._transport.request("PUT", path_of("topics", self.topic, "snapshots", self.id))
+        for transport, id in zip(self._transports, self.ids, strict=True):
+            await transport.request("PUT", path_of("topics", self.topic, "snapshots", id))
 
     async def close(self) -> None:
         """Let the broker drop what the snapshot pins."""
@@ -41,11 +54,12 @@ class Snapshot:
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
-        try:
-            await self._transport.request("DELETE", path_of("topics", self.topic, "snapshots", self.id))
-        except FirnError as error:
-            if not isinstance(error, SnapshotExpired) and error.status != 404:
-                raise
+        for transport, id in zip(self._transports, self.ids, strict=True):
+            try:
+                await transport.request("DELETE", path_of("topics", self.topic, "snapshots", id))
+            except FirnError as error:
+                if not isinstance(error, SnapshotExpired) and error.status != 404:
+                    raise
 
     async def _renew_for_ever(self) -> None:
         while True:

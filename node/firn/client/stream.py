@@ -42,6 +42,7 @@ class Stream(asyncio.BufferedProtocol):
 
     def __init__(self, address: str) -> None:
         self.address = address
+        self.groups = 1  # of brokers, in the cluster that this one belongs to
         self.loop = asyncio.get_running_loop()
         self._askers: dict[int, Handler] = {}  # of exchanges with one answer
         self._handlers: dict[int, Handler] = {}  # of those with any number
@@ -82,7 +83,8 @@ class Stream(asyncio.BufferedProtocol):
                 try:
                     await stream.loop.create_connection(lambda: stream, host, int(port), ssl=tls)
                     await stream._shake_hands(dict(headers or {}))
-                    await stream.ask(Op.HELLO, {"version": STREAM_VERSION, "client": client})
+                    greeting = await stream.ask(Op.HELLO, {"version": STREAM_VERSION, "client": client})
+                    stream.groups = int(greeting.meta.get("groups", 1))
                 except BaseException:
                     await stream.close()
                     raise

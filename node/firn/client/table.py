@@ -14,8 +14,8 @@ from typing import Self
 
 from firn.client.cursor import Cursor, Page
 from firn.client.feed import Caught, Feed, Source, read_page
+from firn.client.routes import Target
 from firn.client.tablestate import Change, TableState
-from firn.client.transport import Transport
 from firn.errors import FirnError, InvariantBroken, SnapshotExpired
 
 log = logging.getLogger(__name__)
@@ -26,24 +26,26 @@ ENDS_AT_ONCE = 16
 class Table(Mapping[bytes, bytes]):
     """Made by ``Client.table``, which it lives as long as; ``close`` ends it earlier."""
 
-    def __init__(self, transport: Transport, reading: Transport, topic: str, partitions: int) -> None:
-        """``transport``: to the master, who knows what is acknowledged; ``reading``: to who may answer reads."""
+    def __init__(self, topic: str, target: Target, reads: Target) -> None:
+        """``target``: to the masters, who know what is acknowledged; ``reads``: to who may answer reads."""
         self.topic = topic
         self.error: FirnError | None = None
-        self._transport = transport
-        self._reading = reading
+        self._target = target
+        self._reads = reads
         self._source = Source(topic, "compacted")
         self._callbacks: list[Change] = []
         self._state = TableState(self._changed)
         self._state.is_watched = False
-        self._shown = dict.fromkeys(range(partitions), 0)  # the map holds everything below these offsets
+        self._shown = dict.fromkeys(
+            range(target.partitions), 0
+        )  # the map holds everything below these offsets
         self._read = dict(
             self._shown
         )  # as far as it was read; ahead of ``_shown`` while a partition is read anew
         self._progress = asyncio.Event()
         self._tasks = [
             asyncio.create_task(self._run(partition), name=f"firn table {topic}/{partition}")
-            for partition in range(partitions)
+            for partition in range(target.partitions)
         ]
 
     def __getitem__(self, key: bytes) -> bytes:
@@ -100,7 +102,7 @@ class Table(Mapping[bytes, bytes]):
         async def end(partition: int) -> int:
             async with at_once:
                 meta, _ = await read_page(
-                    self._transport,
+                    self._target,
                     self._source,
                     Cursor(partition, offset=self._shown[partition]),
                     max_bytes=1,
@@ -135,7 +137,7 @@ class Table(Mapping[bytes, bytes]):
         cursor = Cursor(partition)
         failures = 0
         while True:
-            feed = Feed(self._reading, self._source, [cursor])
+            feed = Feed(self._reads, self._source, [cursor])
             try:
                 while (found := await feed.next()) is not None:
                     failures = 0
@@ -148,7 +150,7 @@ class Table(Mapping[bytes, bytes]):
                 if not error.retry:
                     raise
                 failures += 1
-                await asyncio.sleep(self._transport.back_off(failures))
+                await asyncio.sleep(self._target.transport_of(partition).back_off(failures))
                 cursor = self._resumed(cursor)
             finally:
                 await feed.close()

@@ -8,7 +8,7 @@ What may have taken effect and must not twice (``is_repeatable=False``) is repea
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
@@ -65,9 +65,10 @@ class Transport:
 
     def __init__(
         self, brokers: str | None, *, timeout: float, randomness: Random, credentials: Credentials,
-        reads_any: bool = False,
+        group: int | None = None, reads_any: bool = False,
     ) -> None:  # fmt: skip
-        """``reads_any``: for reads alone, that any replica may answer.
+        """``group``: the broker group that these are of, and nobody else is asked; None: whoever they name.
+        ``reads_any``: for reads alone, that any replica may answer.
 
         Errors: Invalid for an address that is none, or to which the token may not go.
         """
@@ -82,6 +83,7 @@ class Transport:
             credentials.check_address(address)
         self.timeout = timeout
         self.randomness = randomness
+        self._group = group
         self._credentials = credentials
         self._proof = ClientProof(credentials)
         self._watching: asyncio.Task[None] | None = None
@@ -91,6 +93,20 @@ class Transport:
         self._stream: Stream | None = None
         self._connecting = asyncio.Lock()
         self._is_closed = False
+
+    def beside(self, brokers: Sequence[str], group: int) -> "Transport":
+        """Another one, to the brokers of a group, with the same credentials."""
+        return Transport(
+            ",".join(brokers), timeout=self.timeout, randomness=self.randomness, credentials=self._credentials,
+            group=group,
+        )  # fmt: skip
+
+    def of_any(self) -> "Transport":
+        """Another one, to the same brokers, for reads that any replica may answer."""
+        return Transport(
+            ",".join(self.addresses.in_turn()), timeout=self.timeout, randomness=self.randomness,
+            credentials=self._credentials, group=self._group, reads_any=True,
+        )  # fmt: skip
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -181,11 +197,17 @@ class Transport:
             for group, position in parse_shown(shown).items():
                 self._shown[group] = max(position, self._shown.get(group, 0))
 
+    def is_elsewhere(self, error: FirnError) -> bool:
+        """Whether what was asked of this transport's group is another group's: the asker's knowledge is out of date."""
+        return self._group is not None and error.details.get("group", self._group) != self._group
+
     async def follow(self, error: FirnError) -> None:
         """Learn from an error: go to the master that it names, or to another broker when it names none.
 
         Where any replica would do, reads stay at the master for a while only.
         """
+        if self.is_elsewhere(error):
+            return
         address = address_in(error)
         if isinstance(error, NotMaster) and address is None and len(self.addresses.in_turn()) > 1:
             if self.reads_any and self._stream is None:
@@ -239,7 +261,7 @@ class Transport:
                 await self.follow(error)
                 failures += 1
                 pause = self.back_off(failures)
-                if not error.retry or loop.time() + pause >= deadline:
+                if not error.retry or self.is_elsewhere(error) or loop.time() + pause >= deadline:
                     raise
             await asyncio.sleep(pause)
 

@@ -9,13 +9,29 @@ from firn.topicspec import TopicSpec
 from firn_node.filecache import FileRange
 
 View = Literal["compacted", "raw"]
+FIRST_GROUP = (
+    0  # of the cluster's broker groups: it decides on topics, and keeps the offsets of consumer groups
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
+    """``groups``: those of the cluster when the topic was created; they are dealt its partitions, one after another."""
+
     name: str
     topic_id: int
     spec: TopicSpec
+    groups: tuple[int, ...] = (0,)
+
+    def group_of(self, partition: int) -> int:
+        """The broker group in whose log a partition lives."""
+        return self.groups[partition % len(self.groups)]
+
+    def partitions_in(self, group: int) -> range:
+        """The partitions that live in a group, ascending."""
+        if group not in self.groups:
+            return range(0)
+        return range(self.groups.index(group), self.spec.partitions, len(self.groups))
 
 
 @dataclass(frozen=True, slots=True)

@@ -300,7 +300,7 @@ class Appender:
             )
         topic = self._core.catalogue.by_id.get(head.topic_id)
         if topic is None:
-            raise UnknownTopic(f"topic id {head.topic_id} does not exist (any more); look the topic up again")
+            raise self._core.catalogue.unknown(head.topic_id)
         if topic.name.startswith("__") and not is_internal:
             raise UnknownTopic(f"topic {topic.name!r} is internal; it cannot be written to", topic=topic.name)
         if head.flags & _HAS_QUEUES and not self._core.index.has_light_queues:

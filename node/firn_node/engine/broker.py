@@ -51,6 +51,7 @@ from firn_node.compaction.log import BLOCK_CACHE
 from firn_node.disk import Disk, RealDisk
 from firn_node.engine import messages, status
 from firn_node.engine.api import (
+    FIRST_GROUP,
     CompactionRun,
     Found,
     Outcome,
@@ -60,7 +61,7 @@ from firn_node.engine.api import (
     TopicInfo,
 )
 from firn_node.engine.appender import Appender, Written, WrittenRecord
-from firn_node.engine.catalogue import INTERNAL, Catalogue
+from firn_node.engine.catalogue import Catalogue, Told
 from firn_node.engine.commits import Commits
 from firn_node.engine.core import Core, Health
 from firn_node.engine.dispatcher import Dispatcher
@@ -76,7 +77,7 @@ from firn_node.engine.retention import current_plan, holders
 from firn_node.engine.scheduler import Scheduler
 from firn_node.engine.sealer import Sealer
 from firn_node.engine.snapshots import Snapshots
-from firn_node.engine.topics import Topics
+from firn_node.engine.topics import FOLLOW_S, Topics
 from firn_node.filecache import FileCache
 from firn_node.index import open_index
 from firn_node.kernels import jit
@@ -86,6 +87,7 @@ from firn_node.settings import BrokerSettings
 
 if TYPE_CHECKING:
     from firn_node.coordinator import Coordinator
+    from firn_node.engine.following import Followers, Following
     from firn_node.rebuild.source import Source
     from firn_node.rebuild.standby import Rebuilding
     from firn_node.replication.doors.peers import Dialling
@@ -131,6 +133,8 @@ class Broker:
         self.group: GroupDriver | None = None
         self._source: Source | None = None
         self._rebuilding: Rebuilding | None = None
+        self._followers: Followers | None = None  # of group 0 of several groups
+        self._following: Following | None = None  # of the others
         self._state = "starting"
         self._closing = contextlib.ExitStack()
         self._tasks: list[asyncio.Task[None]] = []
@@ -205,6 +209,7 @@ class Broker:
         )
         self._closing.callback(log.close)
         secret = identity.secret_words()
+        group = 0 if settings.group is None else settings.group.group
         self.core = core = Core(
             settings=settings,
             disk=disk,
@@ -217,7 +222,7 @@ class Broker:
             key_query=KeyQueryIndex(log, disk, cache, f"{data}/log", secret),
             identity=identity,
             secret=secret,
-            catalogue=Catalogue(self._topic_deleted),
+            catalogue=Catalogue(self._topic_deleted, group),
             health=Health(),
         )
         self.metrics = core.metrics
@@ -276,8 +281,30 @@ class Broker:
         )  # fmt: skip
         rebuilding = self._rebuilding
         replica.holds = lambda: rebuilding.holds_dispatch
+        if place.groups > 1:
+            self._join_cluster(self.group, self._coordinator)
         self.group.start()
         self._spawn(rebuilding.run())
+
+    def _join_cluster(self, group: "GroupDriver", coordinator: "Coordinator") -> None:
+        """Know the other groups; tell them of topics, or take theirs over from group 0."""
+        from firn_node.engine.following import Followers, Following
+        from firn_node.engine.others import Others
+
+        core = self.core
+        core.others = Others(coordinator, core.groups)
+        self._spawn(core.others.run())
+        if core.group == FIRST_GROUP:
+            self._followers = Followers(core, lambda: group.epoch)
+            self._topics.lead(self._followers)
+            return
+        core.catalogue.whole_to = 0
+        self._following = Following(
+            core, core.others, self._topics.take_over,
+            lambda: group.epoch if group.is_master and group.is_settled else None,
+            self.settings.security.as_client(),
+        )  # fmt: skip
+        self._spawn(self._following.run())
 
     def _load_catalogue(self) -> None:
         partition = self.partitions.get(self.core.catalogue.named(TOPICS_TOPIC), 0)
@@ -588,17 +615,36 @@ class Broker:
         nodes = {member.node for member in record.members.values()} if record is not None else set()
         return default_min_in_sync(max(place.replicas, len(nodes)))
 
-    async def create_topic(self, name: str, spec: TopicSpec) -> TopicInfo:
-        self._check_serving()
-        return await self._topics.create(name, spec)
+    async def create_topic(self, name: str, spec: TopicSpec, *, wait_s: float | None = FOLLOW_S) -> TopicInfo:
+        """``wait_s``: for the other groups of the cluster; None: not at all."""
+        self._check_deciding()
+        return await self._topics.create(name, spec, wait_s=wait_s)
 
-    async def update_topic(self, name: str, spec: TopicSpec) -> TopicInfo:
-        self._check_serving()
-        return await self._topics.update(name, spec)
+    async def update_topic(self, name: str, spec: TopicSpec, *, wait_s: float | None = FOLLOW_S) -> TopicInfo:
+        self._check_deciding()
+        return await self._topics.update(name, spec, wait_s=wait_s)
 
-    async def delete_topic(self, name: str) -> None:
-        self._check_serving()
-        await self._topics.delete(name)
+    async def delete_topic(self, name: str, *, wait_s: float | None = FOLLOW_S) -> None:
+        self._check_deciding()
+        await self._topics.delete(name, wait_s=wait_s)
+
+    async def tell_topics(self, group: int, has: Told, wait_s: float) -> dict[str, Any]:
+        """What another group's master, which has taken over the state ``has`` of the topics, has yet to take over.
+
+        Waits for news. *Errors*: NotMaster for whom only group 0's master can tell.
+        """
+        self._check_deciding()
+        if self._followers is None:
+            raise Invalid("this cluster has one broker group: nobody follows it")
+        found = await self._followers.tell(group, has, wait_s)
+        self._check_deciding()
+        return found
+
+    async def followed(self, wait_s: float) -> list[int]:
+        """The groups that still lack, after this time, a topic as it is now; none as soon as none does."""
+        if self._followers is None:
+            return []
+        return await self._followers.wait(self._followers.changed_at, wait_s)
 
     def topic(self, name: str) -> TopicInfo:
         """Errors: UnknownTopic; of a replica that may answer no reads, and so cannot know, why it may not."""
@@ -613,12 +659,26 @@ class Broker:
         return self._topics.listed(after=after, limit=limit)
 
     async def describe(self, name: str, *, after: int = -1, limit: int = 1000) -> dict[str, Any]:
-        """Spec and state of a topic's partitions, those after number ``after``."""
+        """Spec and state of a topic's partitions that live in this group, those after number ``after``."""
         self._check_reading()
         topic = self.core.catalogue.named(name)
-        numbers = list(range(topic.spec.partitions))[after + 1 : after + 1 + limit]
+        numbers = [n for n in topic.partitions_in(self.core.group) if n > after][:limit]
         row = status.topic_row(self.core, self.partitions, topic, numbers)
-        return {**row, "spec": topic.spec.document()}
+        return {**row, "spec": topic.spec.document(), **await self._places_of(topic)}
+
+    async def _places_of(self, topic: TopicInfo) -> dict[str, Any]:
+        """Of a cluster of several groups: which the topic is dealt to, where all are, which lack it (group 0 knows)."""
+        others = self.core.others
+        if others is None:
+            return {}
+        await others.look()
+        found: dict[str, Any] = {
+            "groups": list(topic.groups),
+            "cluster": [p.document() for p in others.places()],
+        }
+        if self._followers is not None:
+            found["lacking"] = self._followers.lacking_topic(topic)
+        return found
 
     # Compaction, snapshots, groups --------------------------------------------------------------------------
 
@@ -626,7 +686,7 @@ class Broker:
         """Ask for a compaction: of this broker's own; by force, of every replica of its group, each by itself."""
         self._check_reading()
         info = self.core.catalogue.named(topic)
-        if not force or self.group is None or info in INTERNAL:
+        if not force or self.group is None or info.name.startswith("__"):
             return self._scheduler.request(info, force=force)
         known = self.compaction(topic)
         if known is not None and not known.is_done and known.force:
@@ -651,7 +711,7 @@ class Broker:
         self._check_reading()
         info = self.core.catalogue.named(topic)
         with contextlib.ExitStack() as used:
-            opened = [self.partitions.get(info, number) for number in range(info.spec.partitions)]
+            opened = [self.partitions.get(info, number) for number in info.partitions_in(self.core.group)]
             for partition in opened:
                 used.enter_context(partition.in_use())
             for partition in opened:
@@ -667,17 +727,17 @@ class Broker:
         self._snapshots.close(id)
 
     async def commit_offsets(self, group: str, topic: str, offsets: Committed) -> None:
-        self._check_serving()
+        self._check_deciding()
         await self._groups.commit(group, self.core.catalogue.named(topic), offsets)
 
     async def fetch_offsets(self, group: str, topic: str) -> Committed:
-        self._check_reading()
+        self._check_deciding()
         return await self._groups.fetch(group, self.core.catalogue.named(topic))
 
     def status(self, *, limit: int = 1000) -> dict[str, Any]:
         """This broker's part of ``firn status -o json``; at most ``limit`` topics and partitions of each."""
         topics = [
-            status.topic_row(self.core, self.partitions, t, list(range(min(t.spec.partitions, limit))))
+            status.topic_row(self.core, self.partitions, t, list(t.partitions_in(self.core.group)[:limit]))
             for t in self.topics(limit=limit)
         ]
         now = self._clock.monotonic()
@@ -693,7 +753,7 @@ class Broker:
                     rebuild=self._rebuilding.status() if self._rebuilding is not None else None,
                 )
             ],
-            "groups": status.group_rows(self.group, now),
+            "groups": status.group_rows(self.core, self.group, now),
             "topics": topics,
         }
 
@@ -736,6 +796,13 @@ class Broker:
         if self._state != "serving":
             raise Unavailable(f"this broker is {self._state}; try again")
         self.core.health.check_serving()
+
+    def _check_deciding(self) -> None:
+        """Topics, and the offsets of consumer groups, are the first group's; its master alone knows them as they are."""
+        self._check_serving()
+        if self.core.group != FIRST_GROUP:
+            raise self.core.elsewhere("topics and offsets are kept by", FIRST_GROUP)
+        self._commits.check_read()
 
     def _check_reading(self) -> None:
         self._check_serving()

@@ -1,43 +1,66 @@
 """The topics that exist, as the records of the internal topic ``__topics`` tell.
 
-A record's key is the topic's name, its value a msgpack map ``{id, spec}``; a tombstone deletes. ``id`` is the
-commit log position of the creating record, 16 hex digits so that its length is known before its value is. ``forced``,
-where it is more than 0, counts the compactions by force that a group was asked for: a record in which it has grown is
-such a request, to every replica.
+A record's key is the topic's name, its value a msgpack map; a tombstone deletes:
+
+========== ======================================================================================================
+``id``     the commit log position of the creating record in group 0, 16 hex digits so that its length is known
+           before its value is
+``spec``   its document
+``forced`` where it is more than 0: counts the compactions by force that this group was asked for; a record in
+           which it has grown is such a request, to every replica
+``groups`` the broker groups that its partitions are dealt to; left out: group 0 alone
+``told``   in other groups than 0: [epoch, position], the state of group 0's catalogue that this was taken from
+========== ======================================================================================================
+
 Records are applied in log order, and only once committed: every replica holds the same catalogue.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgpack
 
-from firn.errors import UnknownTopic
+from firn.errors import FirnError, Unavailable, UnknownTopic
 from firn.topicspec import CompactionSpec, DurabilitySpec, RetentionSpec, TopicSpec, parse_spec
 from firn.types import OFFSETS_TOPIC, OFFSETS_TOPIC_ID, TOPICS_TOPIC, TOPICS_TOPIC_ID
-from firn_node.engine.api import TopicInfo
+from firn_node.engine.api import FIRST_GROUP, TopicInfo
 
 # Internal topics let go of the commit log as soon as a compaction has covered them.
 _INTERNAL_SPEC = TopicSpec(
     compaction=CompactionSpec(segment_bytes=16 << 20, max_segment_age_ms=600_000),
     retention=RetentionSpec(time_ms=0, size_bytes=0),
 )
-INTERNAL = (
-    TopicInfo(TOPICS_TOPIC, TOPICS_TOPIC_ID, _INTERNAL_SPEC),
-    TopicInfo(OFFSETS_TOPIC, OFFSETS_TOPIC_ID, _INTERNAL_SPEC),
-)
 
 
-def topic_value(topic_id: int, spec: TopicSpec, forced: int = 0) -> bytes:
+# A state of group 0's catalogue: all that its log has before a position, said in an epoch.
+Told = tuple[int, int]
+NEVER_TOLD: Told = (0, 0)
+
+
+def topic_value(topic: TopicInfo, *, forced: int = 0, told: Told = NEVER_TOLD) -> bytes:
     """The value of a ``__topics`` record; its length does not depend on ``topic_id``."""
-    count = {"forced": forced} if forced else {}
-    return bytes(msgpack.packb({"id": f"{topic_id:016x}", "spec": spec.document(), **count}))
+    fields: dict[str, Any] = {"id": f"{topic.topic_id:016x}", "spec": topic.spec.document()}
+    if topic.groups != (FIRST_GROUP,):
+        fields["groups"] = list(topic.groups)
+    if forced:
+        fields["forced"] = forced
+    if told != NEVER_TOLD:
+        fields["told"] = list(told)
+    return bytes(msgpack.packb(fields))
 
 
 def topic_of(name: str, value: bytes) -> TopicInfo:
     """The topic that a ``__topics`` record makes or changes."""
     fields = msgpack.unpackb(value)
-    return TopicInfo(name, int(fields["id"], 16), parse_spec(fields["spec"]))
+    groups = tuple(fields.get("groups", (FIRST_GROUP,)))
+    return TopicInfo(name, int(fields["id"], 16), parse_spec(fields["spec"]), groups)
+
+
+def told_of(value: bytes) -> Told:
+    """The state of group 0's catalogue that a ``__topics`` record of another group was taken from."""
+    epoch, position = msgpack.unpackb(value).get("told", NEVER_TOLD)
+    return epoch, position
 
 
 def forced_of(value: bytes) -> int:
@@ -47,20 +70,36 @@ def forced_of(value: bytes) -> int:
 
 @dataclass(slots=True)
 class Catalogue:
-    """Committed topics by name and id. ``on_delete`` is called with each topic that goes, ``on_force`` with each that is
-    to be compacted by force, but for what is applied before it is set."""
+    """Committed topics by name and id, and the internal ones, which every group has for itself.
+
+    ``on_delete`` is called with each topic that goes, ``on_force`` with each that is to be compacted by force, but for
+    what is applied before it is set; ``group``: the number of this broker's.
+    """
 
     on_delete: Callable[[TopicInfo], None]
+    group: int = FIRST_GROUP
     on_force: Callable[[TopicInfo], None] = lambda topic: None
     forced: dict[int, int] = field(default_factory=dict)  # by topic id
-    by_name: dict[str, TopicInfo] = field(default_factory=lambda: {t.name: t for t in INTERNAL})
-    by_id: dict[int, TopicInfo] = field(default_factory=lambda: {t.topic_id: t for t in INTERNAL})
+    by_name: dict[str, TopicInfo] = field(default_factory=dict)
+    by_id: dict[int, TopicInfo] = field(default_factory=dict)
     # Names that an appended, not yet committed record creates, changes or deletes.
     changing: set[str] = field(default_factory=set)
     # Records of ``__topics`` below it are applied. A replay must pass over them: an older "create" would delete
     # the topic that has the name now.
     applied_end: int = 0
     changes: int = 0  # grows with every record applied
+    # The newest state of group 0's catalogue that is known to be held here; of group 0 itself never.
+    told: Told = NEVER_TOLD
+    # Where it follows group 0's: it has all topics with smaller ids, as far as this master knows by now.
+    whole_to: int | None = None
+    # Called with each name that a record changed, and the position where that record ends.
+    on_change: Callable[[str, int], None] = lambda name, end: None
+
+    def __post_init__(self) -> None:
+        for name, topic_id in ((TOPICS_TOPIC, TOPICS_TOPIC_ID), (OFFSETS_TOPIC, OFFSETS_TOPIC_ID)):
+            self.by_name[name] = self.by_id[topic_id] = TopicInfo(
+                name, topic_id, _INTERNAL_SPEC, (self.group,)
+            )
 
     def named(self, name: str) -> TopicInfo:
         found = self.by_name.get(name)
@@ -69,6 +108,12 @@ class Catalogue:
                 f"topic {name!r} does not exist; create it with `firn topics create {name}`", topic=name
             )
         return found
+
+    def unknown(self, topic_id: int) -> FirnError:
+        """Why there is no topic of an id: it may be one that this group has yet to hear of from group 0."""
+        if self.whole_to is not None and topic_id >= self.whole_to:
+            return Unavailable(f"topic id {topic_id} is not known yet in this broker group; try again")
+        return UnknownTopic(f"topic id {topic_id} does not exist (any more); look the topic up again")
 
     def durability(self) -> DurabilitySpec:
         """The strictest ``minInSync`` of all topics, and ``interval`` where any topic has that."""
@@ -85,6 +130,8 @@ class Catalogue:
                 self._remove(known)
             return
         topic = topic_of(name, value)
+        if self.group != FIRST_GROUP:
+            self.told = max(self.told, told_of(value))
         if known is not None and known.topic_id != topic.topic_id:
             self._remove(known)
         self.by_name[name] = topic

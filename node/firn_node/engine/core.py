@@ -3,11 +3,12 @@
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from firn.errors import Unavailable
+from firn.errors import NotMaster, Unavailable
 from firn_node.clock import Clock, LogClock, Randomness
 from firn_node.disk import Disk
 from firn_node.engine.catalogue import Catalogue
@@ -16,6 +17,9 @@ from firn_node.filecache import FileCache
 from firn_node.index import PartitionIndex
 from firn_node.log import CommitLog, KeyQueryIndex
 from firn_node.settings import BrokerSettings
+
+if TYPE_CHECKING:
+    from firn_node.engine.others import Others
 
 
 @dataclass(slots=True)
@@ -62,5 +66,21 @@ class Core:
     secret: NDArray[np.uint64]
     catalogue: Catalogue
     health: Health
+    others: "Others | None" = None  # the groups of the cluster, of a broker that is in one
     dispatched_position: int = 0
     metrics: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def group(self) -> int:
+        """The number of this broker's group; 0 of a broker of its own."""
+        return 0 if self.settings.group is None else self.settings.group.group
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The numbers of all groups of the cluster."""
+        return (0,) if self.settings.group is None else tuple(range(self.settings.group.groups))
+
+    def elsewhere(self, what: str, group: int) -> NotMaster:
+        """The answer to a request that is another group's; it names that group's master where that is known."""
+        address = None if self.others is None else self.others.master_of(group)
+        return NotMaster(f"{what} broker group {group}: ask its master", address=address, group=group)

@@ -108,7 +108,7 @@ class Dispatcher:
                 # At once: the very next batch may be of the topic that this one creates. What lies before is
                 # indexed first, or it would be added again after its topic's entries were deleted.
                 self._commit(run)
-                self._apply_topics(_batch(data, head))
+                self._apply_topics(_batch(data, head), position + size)
 
     def _commit(self, run: "_Run") -> None:
         """Index what was collected, then move the partitions' ends; the run is empty afterwards."""
@@ -154,12 +154,14 @@ class Dispatcher:
             row.last_use_ms = head.append_timestamp
             partition.producers_touched.add(producer_id)
 
-    def _apply_topics(self, batch: Batch) -> None:
+    def _apply_topics(self, batch: Batch, end: int) -> None:
+        catalogue = self._core.catalogue
         for key, value in zip(batch.key_list(), batch.value_list(), strict=True):
             name = key.decode()
-            self._core.catalogue.apply(name, value)
-            self._core.catalogue.changing.discard(name)
-        self._core.catalogue.applied_end = batch.header.last_offset + 1
+            catalogue.apply(name, value)
+            catalogue.changing.discard(name)
+            catalogue.on_change(name, end)
+        catalogue.applied_end = batch.header.last_offset + 1
 
 
 @dataclass(slots=True)

@@ -2,7 +2,8 @@
 
 A commit is a record of the internal compacted topic ``__offsets``: key msgpack ``[group, topic_id, partition]``,
 value msgpack ``[offset, since]``. By topic_id, so that a deleted and re-created topic starts anew. A group has no
-membership.
+membership. In a cluster of several broker groups, group 0 keeps the offsets of all partitions: one request commits
+them as one batch, whole or not at all.
 """
 
 import msgpack

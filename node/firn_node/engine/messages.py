@@ -13,8 +13,6 @@ from firn_node.engine.api import TopicInfo
 from firn_node.engine.core import Core
 from firn_node.engine.lookup import BatchCache
 
-GROUP = 0  # the broker group of a single broker
-
 
 def records_by_key(
     core: Core, topic: TopicInfo, key: bytes, since_ms: int, until_ms: int
@@ -27,19 +25,21 @@ def records_by_key(
         records = list(records_of(Batch(data), topic.name))
         for row in rows:
             if since_ms <= records[row].timestamp < until_ms:
-                yield records[row]._replace(id=message_id(GROUP, position, row, topic.topic_id))
+                yield records[row]._replace(id=message_id(core.group, position, row, topic.topic_id))
 
 
 def record_by_id(core: Core, batches: BatchCache, topic: TopicInfo, id: str) -> Record | None:
     """The record that a message id names; None when it has expired or never was of this topic.
 
-    Errors: Invalid for a malformed id.
+    Errors: Invalid for a malformed id; NotMaster for one of another broker group.
     """
     try:
         group, position, row, topic_id = (int(n, 16) for n in id.split("-"))
     except ValueError as error:
         raise Invalid(f"message id {id!r}: expected GROUP-POSITION-ROW-TOPICID, all in hex") from error
-    if group != GROUP or topic_id != topic.topic_id or position % 8:
+    if topic_id == topic.topic_id and group != core.group and group in core.groups:
+        raise core.elsewhere(f"message id {id!r} is of", group)
+    if group != core.group or topic_id != topic.topic_id or position % 8:
         return None
     if not core.log.start <= position < core.dispatched_position:
         return None

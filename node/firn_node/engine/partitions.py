@@ -61,7 +61,8 @@ class Partitions:
     def get(self, topic: TopicInfo, number: int) -> Partition:
         """The partition, opened at first use.
 
-        Errors: UnknownPartition; PartitionParked, with the reason, while its files cannot be used.
+        Errors: UnknownPartition; NotMaster for one that lives in another broker group; PartitionParked, with the
+        reason, while its files cannot be used.
         """
         found = self._open.get((topic.topic_id, number))
         if found is None:
@@ -69,6 +70,8 @@ class Partitions:
                 raise UnknownPartition(
                     f"topic {topic.name!r} has partitions 0 to {topic.spec.partitions - 1}, not {number}"
                 )
+            if (group := topic.group_of(number)) != self._core.group:
+                raise self._core.elsewhere(f"{topic.name}/{number} lives in", group)
             found = self._make(topic, number)
         else:
             self._open.move_to_end(found.key)

@@ -18,7 +18,6 @@ from firn_node.engine.commits import Commits
 from firn_node.engine.core import Core
 from firn_node.engine.dispatcher import RUN_BYTES_MAX
 from firn_node.engine.lookup import Lookup
-from firn_node.engine.messages import GROUP
 from firn_node.engine.partition import Partition
 from firn_node.engine.partitions import Partitions
 from firn_node.engine.snapshots import Pinned, Snapshots
@@ -188,7 +187,7 @@ class Reader:
         try:
             for position, size in runs:
                 if request.positions:
-                    parts.append(place_block(GROUP, position))
+                    parts.append(place_block(self.core.group, position))
                 parts += self.core.log.ranges(position, size)  # a run may cross into the next segment
         except BaseException:
             for part in parts:

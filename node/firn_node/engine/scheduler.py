@@ -86,7 +86,7 @@ class Scheduler:
         self._threads.shutdown(wait=True)
 
     def request(self, topic: TopicInfo, *, force: bool) -> CompactionRun:
-        """Ask for a compaction of all partitions.
+        """Ask for a compaction of all partitions that live in this group.
 
         A run that is under way is returned as it is, unless force is asked for and it does not force: then
         another one follows it.
@@ -94,7 +94,7 @@ class Scheduler:
         known = self.requests.get(topic.topic_id)
         if known is not None and not known.run.is_done and (known.run.force or not force):
             return known.run
-        rows = [PartitionCompaction(number) for number in range(topic.spec.partitions)]
+        rows = [PartitionCompaction(number) for number in topic.partitions_in(self.core.group)]
         run = CompactionRun(self.core.randomness.bytes(4).hex(), topic.name, topic.topic_id, force, rows)
         run.is_settled = False
         request = _Request(run)

@@ -4,6 +4,7 @@
 """
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,10 @@ from firn_node.engine.partitions import Partitions
 
 if TYPE_CHECKING:
     from firn_node.replication.driver import GroupDriver
-    from firn_node.replication.record import LogId
+    from firn_node.replication.record import GroupRecord, LogId
     from firn_node.replication.state import State
+
+_NO_LAG: dict[str, Any] = {"lag_bytes": None, "lag_seconds": None}  # nobody knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,35 +69,44 @@ def _own_lag(state: "State", now: float) -> tuple[int | None, float | None]:
     return lag_bytes, round(seconds, 3) if lag_bytes else 0.0
 
 
-def group_rows(group: "GroupDriver | None", now: float) -> list[dict[str, Any]]:
-    """The record of the broker's group as it knows it, with how far each member is, where it is the master."""
-    if group is None or (record := group.state.record) is None:
+def group_rows(core: Core, group: "GroupDriver | None", now: float) -> list[dict[str, Any]]:
+    """The records of the cluster's groups as this broker knows them; how far its own group's members are, where it is
+    their master.
+    """
+    if group is None or group.state.record is None:
         return []
+    own = group.state.record
+    others = [] if core.others is None else core.others.records.values()
+    return [
+        _group_row(own, lambda log_id: _lag_of(group.state, log_id, now)),
+        *(_group_row(record, lambda _: _NO_LAG) for record in others if record.group_id != own.group_id),
+    ]
+
+
+def _group_row(record: "GroupRecord", lag_of: Callable[["LogId"], dict[str, Any]]) -> dict[str, Any]:
     master = record.members.get(record.master.log_id) if record.master is not None else None
     members = [
         {
             "node": member.node, "address": member.address, "ordinal": member.ordinal, "log_id": log_id,
-            "in_sync": log_id in record.in_sync, **_lag_of(group.state, log_id, now),
+            "in_sync": log_id in record.in_sync, **lag_of(log_id),
         }
         for log_id, member in record.members.items()
     ]  # fmt: skip
-    return [
-        {
-            "group": int(record.group_id),
-            "version": record.version,
-            "epoch": record.epoch,
-            "master": master.node if master is not None else None,
-            "forced_epoch": record.forced_epoch,
-            "members": sorted(members, key=lambda member: (member["ordinal"], member["node"])),
-        }
-    ]
+    return {
+        "group": int(record.group_id),
+        "version": record.version,
+        "epoch": record.epoch,
+        "master": master.node if master is not None else None,
+        "forced_epoch": record.forced_epoch,
+        "members": sorted(members, key=lambda member: (member["ordinal"], member["node"])),
+    }
 
 
 def _lag_of(state: "State", log_id: "LogId", now: float) -> dict[str, Any]:
     """What a member lacks, as its master knows; None where nobody knows."""
     mastery = state.mastery
     if mastery is None:
-        return {"lag_bytes": None, "lag_seconds": None}
+        return _NO_LAG
     if log_id == state.me.log_id:
         return {"lag_bytes": 0, "lag_seconds": 0.0}
     heard = state.heard.get(log_id)

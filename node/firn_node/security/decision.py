@@ -10,7 +10,7 @@ SEE          who has any right on the topic               a topic's spec and sta
 READ, WRITE, who has this right on the topic              see ``firn.access``
 COMPACT
 ADMIN        the role ``admin``                           topics made, changed and deleted; metrics
-REPLICATE    nodes of the cluster                         ``/v1/replicate``, rebuild
+REPLICATE    nodes of the cluster                         ``/v1/replicate``, rebuild, ``/v1/catalogue``
 ============ ============================================ =====================================================
 
 The role ``admin`` has every right on every topic: it could grant them to itself anyway. A node may replicate and

@@ -17,7 +17,18 @@ from aiohttp.web_protocol import RequestHandler
 from firn.errors import FirnError, Invalid, LimitExceeded, Unauthorized, Unavailable
 from firn_node.clock import Clock, RealClock
 from firn_node.security.admission import Admission, Place
-from firn_node.server import admin, bulk, metrics, operating, reads, rebuild, records, replicate, stream
+from firn_node.server import (
+    admin,
+    bulk,
+    catalogue,
+    metrics,
+    operating,
+    reads,
+    rebuild,
+    records,
+    replicate,
+    stream,
+)
 from firn_node.server.answers import answer, error_answer
 from firn_node.server.budget import Budget
 from firn_node.server.context import Context, ServedBroker, ServerSettings
@@ -49,6 +60,7 @@ ROUTER = Router(
         *replicate.ROUTES,
         *operating.ROUTES,
         *rebuild.ROUTES,
+        *catalogue.ROUTES,
     ]
 )
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -68,6 +68,7 @@ class ServedBroker(Protocol):
     def topic(self, name: str) -> TopicInfo: ...
     def topic_of_id(self, topic_id: int) -> TopicInfo | None: ...
     def topics(self, *, after: str = "", limit: int = 1000) -> list[TopicInfo]: ...
+    async def tell_topics(self, group: int, has: tuple[int, int], wait_s: float) -> dict[str, Any]: ...
     async def describe(self, name: str, *, after: int = -1, limit: int = 1000) -> dict[str, Any]: ...
     async def offset_of_time(self, topic: str, partition: int, timestamp_ms: int) -> int: ...
     async def query(self, topic: str, key: bytes, since_ms: int, until_ms: int) -> list[Record]: ...
@@ -150,6 +151,20 @@ class Context:
         except asyncio.CancelledError:
             task.cancel()
             task.add_done_callback(_release_unread)
+            if self.is_stopping and not _is_cancelled(asyncio.current_task()):
+                raise Unavailable("this broker is stopping; ask again, or another one") from None
+            raise
+        finally:
+            self.waiting.discard(task)
+
+    async def until_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """What work that may wait comes to; cut short when the broker stops. *Errors*: Unavailable at stop."""
+        task = asyncio.ensure_future(work)
+        self.waiting.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            task.cancel()
             if self.is_stopping and not _is_cancelled(asyncio.current_task()):
                 raise Unavailable("this broker is stopping; ask again, or another one") from None
             raise

@@ -297,9 +297,11 @@ class Stream:
             raise Invalid(
                 f"HELLO: version {version!r} is not spoken here; this broker speaks {STREAM_VERSION}"
             )
+        settings = self._context.broker.settings
         return {
             "version": STREAM_VERSION,
-            "node": self._context.broker.settings.node,
+            "node": settings.node,
+            "groups": 1 if settings.group is None else settings.group.groups,
             "limits": {
                 "frame_bytes": limits.FRAME_BYTES_MAX,
                 "message_bytes": self._message_bytes_max,
