@@ -12,7 +12,7 @@ Invariants, of a group that follows:
 - it asks with a state only once all of that state is committed here;
 - a topic has the id here that it has in group 0; a topic of the same name with another id takes its place.
 
-Source: ``docs/decisions/0010-topics-of-several-groups.md``.
+Source: ``docs/decisions/0009-topics-of-several-groups.md``.
 """
 
 import asyncio
