@@ -19,7 +19,7 @@ from firn_node.engine.partition import DirtyState, Partition, unpack_state
 from firn_node.engine.producers import ProducerRow, unpack_row
 from firn_node.engine.rawbytes import RawBytes
 from firn_node.index import Entry
-from firn_node.kernels import ActiveIndex, fingerprint
+from firn_node.kernels import ActiveIndex, Group, fingerprint, inspect_group
 
 _log = logging.getLogger(__name__)
 
@@ -184,8 +184,7 @@ class Partitions:
         if partition.active is None:
             start = partition.sealing[-1].end if partition.sealing else partition.unsealed_start
             loaded = _Loaded(ActiveIndex(start))
-            for batch in self.raw_batches(*partition.key, start, partition.dispatched_end):
-                self._index_batch(partition, loaded, batch)
+            self._index(partition, loaded, start, partition.dispatched_end)
             for pending in partition.pending:
                 if pending.end > loaded.index.end:
                     batch = Batch(self._core.log.read(pending.position, pending.size))
@@ -200,9 +199,18 @@ class Partitions:
         Errors: Corrupt.
         """
         loaded = _Loaded(ActiveIndex(start))
-        for batch in self.raw_batches(*partition.key, start, end):
-            self._index_batch(partition, loaded, batch)
+        self._index(partition, loaded, start, end)
         return loaded.index
+
+    def _index(self, partition: Partition, loaded: "_Loaded", start: int, end: int) -> None:
+        """Index dispatched offsets: a run of batches in one call of a kernel, which checks them; whatever it would
+        not index as it is, batch by batch.
+        """
+        for entry, data in self._raw_runs(*partition.key, start, end):
+            group = inspect_group(data, self._core.secret, is_produce=False)
+            if not loaded.add(group, *partition.key):
+                for batch in _checked(data, entry.position, partition.key[0], start):
+                    self._index_batch(partition, loaded, batch)
 
     def _index_batch(self, partition: Partition, loaded: "_Loaded", batch: Batch) -> None:
         columns, index, base = batch.columns, loaded.index, batch.header.base_offset
@@ -220,26 +228,18 @@ class Partitions:
 
     def raw_batches(self, topic_id: int, number: int, start: int, end: int) -> Iterator[Batch]:
         """The batches that hold offsets [start, end), from the commit log, checked. Dispatched offsets only."""
+        for entry, data in self._raw_runs(topic_id, number, start, end):
+            yield from _checked(data, entry.position, topic_id, start)
+
+    def _raw_runs(self, topic_id: int, number: int, start: int, end: int) -> Iterator[tuple[Entry, bytes]]:
+        """The index entries that hold offsets [start, end), with their bytes."""
         core = self._core
         while start < end:
             entries = core.index.scan(topic_id, number, start, end=end, limit=_LOAD_ENTRIES)
             if not entries:
                 return
             for entry in entries:
-                try:
-                    for batch in iterate(core.log.read(entry.position, entry.size)):
-                        if batch.header.last_offset < start:
-                            continue
-                        if batch.header.topic_id != topic_id:
-                            raise Corrupt(
-                                f"commit log position {entry.position}: expected topic id {topic_id}, "
-                                f"found {batch.header.topic_id}",
-                                position=entry.position,
-                            )
-                        batch.verify()
-                        yield batch
-                except MalformedBatch as error:
-                    raise corrupt(error, file="commit log", position=entry.position) from error
+                yield entry, core.log.read(entry.position, entry.size)
             start = entries[-1].end_offset
 
     def forget_all(self) -> None:
@@ -307,6 +307,42 @@ class _Loaded:
     index: ActiveIndex
     bytes: int = 0
     since_ms: int = 0
+
+    def add(self, group: Group, topic_id: int, number: int) -> bool:
+        """Index the batches of a run, if they are sound, of this partition, without gaps and not ahead of the index."""
+        bases, ends, index_end = group.base_offset, group.last_offset + 1, self.index.end
+        if (
+            group.fault.any()
+            or (group.topic_id != topic_id).any() or (group.partition != number).any()
+            or (ends - bases != group.records).any() or (bases[1:] != ends[:-1]).any()
+            or bases[0] > index_end
+        ):  # fmt: skip
+            return False
+        is_new = ends > index_end
+        if is_new.any():
+            skip = index_end - int(bases[0])
+            self.index.append(group.hi[skip:], group.lo[skip:], group.tombstone[skip:])
+            self.bytes += int(group.size[is_new].sum())
+            self.since_ms = self.since_ms or int(group.append_timestamp[is_new][0])
+        return True
+
+
+def _checked(data: bytes, position: int, topic_id: int, start: int) -> Iterator[Batch]:
+    """The batches of a run of the commit log that reach offset ``start``. *Errors*: Corrupt."""
+    try:
+        for batch in iterate(data):
+            if batch.header.last_offset < start:
+                continue
+            if batch.header.topic_id != topic_id:
+                raise Corrupt(
+                    f"commit log position {position}: expected topic id {topic_id}, "
+                    f"found {batch.header.topic_id}",
+                    position=position,
+                )
+            batch.verify()
+            yield batch
+    except MalformedBatch as error:
+        raise corrupt(error, file="commit log", position=position) from error
 
 
 def note_clean(partition: Partition) -> None:
