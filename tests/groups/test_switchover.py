@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +19,8 @@ from firn.types import Epoch
 from firn_node.engine.operating import choose_successor
 from firn_node.replication.record import GroupId, GroupRecord, Incarnation, LogId, Master, Member
 from firn_node.replication.state import Role
+
+PATIENT = ("--lease-ttl", "6s")  # where nobody is to be elected because a busy machine stood still
 
 
 def client_of(group: BrokerGroup) -> Client:
@@ -47,14 +48,15 @@ def test_switchovers_under_load_fail_no_request_and_double_nothing(tmp_path: Pat
         acknowledged: list[bytes] = []
         is_over = asyncio.Event()
         async with (
-            local_cluster(tmp_path, replicas=2) as cluster, cluster.client() as client, cluster.client() as admin,
+            local_cluster(tmp_path, *PATIENT, replicas=2) as cluster, cluster.client() as client, cluster.client() as admin,
         ):  # fmt: skip
             await client.create_topic("t", durability={"minInSync": 2})
             loading = asyncio.create_task(load(client, acknowledged, is_over))
-            masters = [(await cluster.master())["node"]]
             for _ in range(4):
+                await cluster.until_in_sync()
                 before = len(acknowledged)
-                masters.append((await admin.switchover(0))["to"])
+                outcome = await admin.switchover(0)
+                assert outcome["from"] != outcome["to"]
                 while len(acknowledged) < before + 20:
                     await asyncio.sleep(0.01)
                     assert not loading.done(), loading.result()
@@ -62,14 +64,13 @@ def test_switchovers_under_load_fail_no_request_and_double_nothing(tmp_path: Pat
             await loading
             found = [record.key async for record in client.reader("t", view="raw", until_end=True)]
             assert found == acknowledged
-            assert all(before != after for before, after in pairwise(masters))
 
     run(story())
 
 
 def test_the_command_hands_over_to_the_node_that_was_named_and_says_so(tmp_path: Path) -> None:
     async def story() -> None:
-        async with local_cluster(tmp_path) as cluster, cluster.client() as client:
+        async with local_cluster(tmp_path, *PATIENT) as cluster, cluster.client() as client:
             first = await cluster.master()
             to = next(row["node"] for row in await cluster.rows() if row["role"] == "standby")
             said = (await cluster.firn("switchover", "0", "--to", to)).stdout.decode()
