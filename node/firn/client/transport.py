@@ -245,19 +245,21 @@ class Transport:
     ) -> T:
         """The result of ``attempt``, repeated while it fails with ``retry`` and time is left.
 
-        Errors: the last one; Timeout when an attempt did not end in time.
+        Errors: the last one; Timeout when an attempt did not end in time: it says how the one before it failed.
         """
         seconds = self.timeout if timeout is None else timeout
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
-        failures = 0
+        failures, before = 0, ""
         while True:
             try:
                 async with asyncio.timeout_at(deadline):
                     return await attempt()
             except TimeoutError:
-                raise Timeout(f"{what}: no answer within {seconds:g} s") from None
+                asked = before or f"; asked: {', '.join(self.addresses.in_turn())}"
+                raise Timeout(f"{what}: no answer within {seconds:g} s{asked}") from None
             except FirnError as error:
+                before = f"; the try before it: {error.message}"
                 await self.follow(error)
                 failures += 1
                 pause = self.back_off(failures)
