@@ -195,24 +195,28 @@ async def _answer(
         if broker.group is not None and broker.group.is_master and broker.core.group == FIRST_GROUP:
             await _apply(broker, topics, announcer)
         announcer.ready(address)
-    loading = asyncio.create_task(asyncio.to_thread(_load_kernels))
+    loading = asyncio.create_task(asyncio.to_thread(_load_kernels, stopping))
     await _until_stopped_or_failed(broker, stopping)
     if stopping.steps_aside:
         await broker.step_aside()
     await loading
 
 
-def _load_kernels() -> None:
+def _load_kernels(stopping: asyncio.Event) -> None:
     """What the first requests would load otherwise, and wait for: the start did not.
 
     What lives then lives for good, half a million objects: the collector of Python, which would hold up requests for
-    a tenth of a second each time it walks them, is off meanwhile and passes over them from then on.
+    a tenth of a second each time it walks them, is off meanwhile and passes over them from then on. A broker that is
+    told to stop loads no further ones: where none is compiled yet, all of them take a minute.
     """
-    from firn_node.kernels.jit import load_all
+    from firn_node.kernels.jit import kernels
 
     gc.disable()
     try:
-        load_all()
+        for kernel in list(kernels):
+            if stopping.is_set():
+                return
+            kernel.load()
         release_compiler()
         gc.freeze()
     finally:
