@@ -9,6 +9,7 @@ from group_kit import broker_group
 
 from firn.errors import FirnError, NotMaster, UnknownTopic
 from firn.topicspec import parse_spec
+from firn_node.replication.record import LogId
 from firn_node.replication.state import Role
 
 
@@ -103,5 +104,30 @@ def test_what_a_master_appended_while_it_was_replaced_is_kept_by_all_or_by_nobod
             assert {key for key, value in zip(keys, ones, strict=True) if value} >= set(acknowledged)
             assert acknowledged
             assert second is not first
+
+    run(story())
+
+
+def test_a_master_whose_disk_is_full_hands_over_and_stays_a_standby(tmp_path: Path) -> None:
+    """It stayed master, and nobody could write until there was room."""
+
+    async def story() -> None:
+        async with broker_group(tmp_path) as group:
+            first = await group.until_master()
+            await first.broker.create_topic("t", parse_spec({}))
+            await first.kit.put("t", [(b"a", b"0")])
+            await first.stop()
+            await group.until_master(other_than=first)
+            first.changes = {**first.changes, "disk_reserve": 1.0}  # every disk is too full for that
+            await first.start()
+            await group.until_in_sync()
+            second = await group.until_master()
+            assert second.broker.group is not None
+            await second.broker.group.switchover(LogId(first.broker.core.identity.log_id))
+            third = await group.until_master(other_than=first)
+            await third.kit.put("t", [(b"a", b"1")])
+            await group.until_in_sync()
+            assert first.role is Role.STANDBY
+            assert (await group.maps("t", [b"a"])) == [[b"1"]] * 3
 
     run(story())

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from firn.client import Client
 from firn_node.drills import chaos, damage
 from firn_node.drills.stage import Stage
 from firn_node.drills.verdict import Bounds, Drill
@@ -88,7 +89,7 @@ async def _kill_master_and_cut(stage: Stage) -> None:
 
 @_drill(
     "rolling-restart", "20", "SIGTERM and start of one replica after another, twice",
-    Bounds(gap_s=_failover),
+    Bounds(gap_s=lambda ttl_s: 2.0),
 )  # fmt: skip
 async def _rolling_restart(stage: Stage) -> None:
     for _ in range(2):
@@ -97,6 +98,17 @@ async def _rolling_restart(stage: Stage) -> None:
             await node.stop()
             await stage.start(node)
             await stage.until_healthy()
+
+
+@_drill("switchovers", "21", "20 planned switchovers", Bounds(gap_s=lambda ttl_s: 1.0, elections_min=20))
+async def _switchovers(stage: Stage) -> None:
+    async with Client(stage.cluster.addresses, timeout=60) as client:
+        for _ in range(20):
+            to = stage.chance.choice(await stage.standbys())
+            stage.note(f"switchover to {to.name}")
+            await client.switchover(0, to=to.name)
+            await stage.until_healthy()
+            await asyncio.sleep(stage.chance.random() * 0.2)
 
 
 # The network.
@@ -205,20 +217,26 @@ async def _coordinator_rolled_back(stage: Stage) -> None:
 # Disks and folders.
 
 
-@_drill("full-disk", "15", "the master's disk is full for 2 leaseTtl: ENOSPC", Bounds())
+@_drill(
+    "full-disk", "15", "the master's disk is full for 3 leaseTtl: ENOSPC",
+    Bounds(gap_s=lambda ttl_s: 5.0, elections_min=1),
+)  # fmt: skip
 async def _full_disk(stage: Stage) -> None:
     master = await stage.master()
     stage.note(f"the disk of {master.name} is full")
     master.faults.set(write="ENOSPC")
-    await asyncio.sleep(2 * stage.ttl_s)
+    await asyncio.sleep(3 * stage.ttl_s)
 
 
-@_drill("write-errors", "15", "every write of the master fails for 2 leaseTtl: EIO", Bounds())
+@_drill(
+    "write-errors", "15", "every write of the master fails for 3 leaseTtl: EIO",
+    Bounds(gap_s=lambda ttl_s: 5.0, elections_min=1),
+)  # fmt: skip
 async def _write_errors(stage: Stage) -> None:
     master = await stage.master()
     stage.note(f"writes of {master.name} fail")
     master.faults.set(write="EIO")
-    await asyncio.sleep(2 * stage.ttl_s)
+    await asyncio.sleep(3 * stage.ttl_s)
 
 
 @_drill("failed-sync", "15", "an fsync of the master fails: its process ends", _ANOTHER_MASTER)

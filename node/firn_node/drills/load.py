@@ -1,8 +1,8 @@
 """The load of a drill: producers, consumers and clients of single keys, every operation written down.
 
 8 producers write bursts through pipelined producers: 1,000 keys by a Zipf law, one record in ten a tombstone. 4
-consumers, two of each view, follow the topic's end. 4 clients put, get, delete and compare-and-set 64 hot keys, one
-operation at a time, which is what is checked for linearizability.
+consumers, two of each view, follow the topic's end; one of each reads from any replica. 4 clients put, get, delete and
+compare-and-set 64 hot keys, one operation at a time, which is what is checked for linearizability.
 
 Rates are low: what is looked for are wrong answers, not a full machine.
 """
@@ -214,7 +214,8 @@ class Load:
         seen = Pass(f"consumer {number} ({view})", view)
         self.history.passes.append(seen)
         position: dict[int, int] = {}
-        async with Client(self._addresses, timeout=10) as client:
+        read_from = "any" if number >= CONSUMERS // 2 else "master"
+        async with Client(self._addresses, timeout=10, read_from=read_from) as client:
             while not self._is_at_end(position):
                 try:
                     await self._read_on(client, seen, position)

@@ -97,6 +97,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _HOUSEKEEPING_S = 1.0
+_UNWRITABLE_CHECKS = 3
 _PRODUCERS_CHECK_S = 600.0
 _PRODUCERS_HELD_MAX = 64  # of one partition, in memory beyond a checkpoint; the others are in the index
 _STATES_AT_ONCE = 2000
@@ -141,6 +142,8 @@ class Broker:
         self._in_threads: set[asyncio.Future[Any]] = set()
         self._stopped = asyncio.Event()
         self._checkpoint_lock = asyncio.Lock()
+        self._unwritable = 0  # checks of the disk in a row before which writes had failed
+        self._left_after = -1  # records appended when this node last handed over because of its disk
 
     # Life ---------------------------------------------------------------------------------------------------
 
@@ -852,6 +855,7 @@ class Broker:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             with self._reported("the check of the disk"):
+                await self._leave_to_who_can_write()
                 self._check_disk()
             with self._reported("housekeeping"):
                 self._snapshots.expire()
@@ -893,6 +897,21 @@ class Broker:
             if self.group is not None:
                 self.group.released(core.log.start)
         await self.in_thread(core.index.sweep, core.log.start, _SWEEP_AT_ONCE)
+
+    async def _leave_to_who_can_write(self) -> None:
+        """Hand the mastership over when the disk took no writes for ``_UNWRITABLE_CHECKS`` checks in a row.
+
+        Once until something was appended here again: it does not go round where all replicas share a full disk.
+        """
+        self._unwritable = self._unwritable + 1 if self.core.health.read_only is not None else 0
+        if self._unwritable < _UNWRITABLE_CHECKS or self.group is None or not self.group.is_master:
+            return
+        appended = self.metrics["append_records"]
+        if appended != self._left_after:
+            self._left_after = appended
+            from firn_node.engine.operating import leave_to_who_can_write
+
+            await leave_to_who_can_write(self.group)
 
     def _check_disk(self) -> None:
         """Stop produces below the reserve; take them again, without a restart, once there is room."""

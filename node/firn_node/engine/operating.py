@@ -57,6 +57,15 @@ async def step_aside(group: GroupDriver) -> None:
         _log.info("group %s: stopping without a word: %s", group.me.group_id, error)
 
 
+async def leave_to_who_can_write(group: GroupDriver) -> None:
+    """Hand over, because this node's disk takes no writes; bounded by ``STEP_ASIDE_S``, and no harm when it fails."""
+    try:
+        async with asyncio.timeout(STEP_ASIDE_S):
+            await switch_over(group, None)
+    except (FirnError, TimeoutError) as error:
+        _log.warning("group %s: this node stays master, and cannot write: %s", group.me.group_id, error)
+
+
 def choose_successor(state: State, to: str | None) -> LogId:
     """An in-sync standby: the one named, or the one with the longest durable log, then of the lowest ordinal.
 
