@@ -97,7 +97,7 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 _HOUSEKEEPING_S = 1.0
-_UNWRITABLE_CHECKS = 3
+_UNWRITABLE_CHECKS = 2
 _PRODUCERS_CHECK_S = 600.0
 _PRODUCERS_HELD_MAX = 64  # of one partition, in memory beyond a checkpoint; the others are in the index
 _STATES_AT_ONCE = 2000
