@@ -71,7 +71,7 @@ VARIABLES
   gc,       \* the longest log ever committed by anyone, less what was given up
   gi,       \* the longest log ever acknowledged under flush interval
   seen,     \* highest position acknowledged to or read by a client
-  fenced,   \* epoch below which a node has promised to do nothing
+  fenced,   \* epoch below which a node has promised to do nothing, by the log that it has
   excused,  \* every in-sync node was unclean at one moment
   bad,      \* two committed logs disagreed, or a given up one was acknowledged
   thin,     \* acknowledged while too few of in_sync held it, or taken under a minInSync that had been changed
@@ -541,7 +541,8 @@ DiskLoss(n) ==
   /\ Blank(n) /\ Forget(n) /\ com' = [com EXCEPT ![n] = 0]
   /\ clean' = [clean EXCEPT ![n] = FALSE]
   /\ excused' = (excused \/ (Interval /\ AllUncleanIn(rec.S, gen', clean')))
-  /\ UNCHANGED <<coord, twins, clients, fenced, bad, thin, stuck, nrec, crashes, forces>>
+  /\ fenced' = [fenced EXCEPT ![n] = 0]     \* the promise was the log's, and so is the place in in_sync
+  /\ UNCHANGED <<coord, twins, clients, bad, thin, stuck, nrec, crashes, forces>>
 
 Hand(f, n, rest) == [f EXCEPT ![Twin] = f[n], ![n] = rest]
 Copy(f, n) == [f EXCEPT ![Twin] = f[n]]

@@ -109,8 +109,12 @@ def test_what_tlc_says_is_read_as_a_violation_an_end_or_neither() -> None:
     assert (broken.is_whole, broken.violated, broken.steps) == (False, "Agreement", 2)
     stopped = read_output("Progress: 1,200 states generated (9 s/min), 700 distinct states found", 1.0)
     assert (stopped.is_whole, stopped.violated, stopped.distinct) == (False, "", 700)
-    walked = read_output("Finished.\nThe number of states generated: 4321\nSimulation using seed 1", 1.0)
+    progress = (
+        "Computed 12 initial states...\nProgress: 800 states checked.\nProgress: 4321 states checked.\n"
+    )
+    walked = read_output(f"{progress}Finished in 18s at (2026-11-21 16:19:20)\n", 1.0)
     assert (walked.is_whole, walked.violated, walked.generated) == (True, "", 4321)
+    assert not read_output(progress, 1.0).is_whole  # ended by its limit
     holding, dropped = HOLDING[0], next(run for run in DROPPED if "Agreement" in run.invariants)
     assert [each.is_as_expected(holding) for each in (found, broken, stopped)] == [True, False, False]
     assert [each.is_as_expected(dropped) for each in (found, broken, stopped)] == [False, True, False]

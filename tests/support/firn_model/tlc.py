@@ -104,11 +104,11 @@ def read_output(output: str, seconds: float) -> Found:
     """What TLC's words mean."""
     violated = re.search(r"Invariant (\w+) is violated", output)
     counts = re.findall(r"([\d,]+) states generated.*?([\d,]+) distinct states found", output)
-    walked = re.findall(r"The number of states generated: ([\d,]+)", output)
+    walked = re.findall(r"Progress: ([\d,]+) states checked", output) if "Finished in" in output else []
     generated, distinct = counts[-1] if counts else (walked[-1] if walked else "0", "0")
     return Found(
         violated=violated.group(1) if violated else "",
-        is_whole="Model checking completed. No error" in output or bool(walked and not violated),
+        is_whole="Model checking completed. No error" in output or bool(walked and "Error:" not in output),
         steps=len(re.findall(r"^State \d+:", output, re.MULTILINE)),
         distinct=int(distinct.replace(",", "")),
         generated=int(generated.replace(",", "")),
