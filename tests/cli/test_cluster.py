@@ -204,7 +204,7 @@ def test_a_group_of_processes_outlives_its_master_and_takes_it_back_as_a_standby
     )
     with Running(
         "up", "--data", str(data), "--listen", "127.0.0.1:0", "--replicas", "2", "-f", str(topics),
-        "--lease-ttl", "1500ms", "--restart-after", "200ms", "--print-ready",
+        "--lease-ttl", "1500ms", "--restart-after", "10s", "--print-ready",
     ) as running:  # fmt: skip
         line = running.line().decode()
         assert line.startswith("READY 127.0.0.1:"), line + running.stop().stderr.decode()
@@ -218,6 +218,7 @@ def test_a_group_of_processes_outlives_its_master_and_takes_it_back_as_a_standby
         [master] = [each for each in addresses if status_of(each)["role"] == "master"]
         [other] = [each for each in addresses if each != master]
         killed = status_of(master)["pid"]
+        # Its next process would win at once, were it there before the lease is over.
         os.kill(killed, signal.SIGKILL)
         until(lambda: status_of(other).get("role") == "master", "the standby is master")
         assert call("produce", "flights", address=where, input=b"a\t3\n").stdout.startswith(b"1 records")

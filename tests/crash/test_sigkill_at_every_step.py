@@ -20,9 +20,9 @@ from firn_node.engine.broker import Broker
 STEP = re.compile(r"(?:failpoints\.)?\bstep\(\s*f?\"([a-z0-9_.]+)\"")
 # Steps of paths that a kill does not lead to (a torn tail needs a lost page cache: tests/log has it on the
 # simulated disk; an empty log that begins further on, as replication lets it: tests/log/test_copies.py; the index on
-# files and migration: tests/index).
+# files and migration: tests/index; a standby that starts anew: tests/rebuild, tests/groups/test_rebuild.py).
 ELSEWHERE = re.compile(
-    r"^(log\.truncate|log\.begin\.|log\.recover\.(unlinked|dropped|rewritten)|index\.(migrate|retire|flush\.(entries|synced|checkpointed)))"
+    r"^(rebuild\.|log\.truncate|log\.begin\.|log\.recover\.(unlinked|dropped|rewritten)|index\.(migrate|retire|flush\.(entries|synced|checkpointed)))"
 )
 
 
