@@ -20,6 +20,7 @@ from firn.types import TOPICS_TOPIC_ID, Epoch, Position
 from firn_node.clock import RealRandomness
 from firn_node.disk import RealDisk
 from firn_node.dump import read_any
+from firn_node.engine.api import TopicInfo
 from firn_node.engine.catalogue import topic_value
 from firn_node.engine.identity import load_identity
 from firn_node.engine.membership import makes_interval
@@ -257,7 +258,7 @@ def opened(disk: SimDisk, log: CommitLog, *, boot_id: str = "boot-1", has_interv
 
 def made(flush: str) -> bytes:
     """The record that creates a topic."""
-    value = topic_value(9, TopicSpec(durability=DurabilitySpec(flush=flush)))
+    value = topic_value(TopicInfo("orders", 9, TopicSpec(durability=DurabilitySpec(flush=flush))))
     identity = Identity(topic_id=TOPICS_TOPIC_ID, partition=0, epoch=1, append_timestamp=1)
     return encode(columns_of([b"orders"], [value], 1), identity)
 
