@@ -90,17 +90,19 @@ async def _isolate(stage: Stage, node: Node, seconds: float) -> None:
 
 
 async def _deafen(stage: Stage, node: Node, seconds: float) -> None:
-    for other in stage.nodes:
-        if other is not node:
-            stage.links.cut_one_way(other.ordinal, node.ordinal)
-    await asyncio.sleep(seconds)
-    stage.links.rejoin(node.ordinal)
+    await _half_cut(stage, node, seconds, hears=False)
 
 
 async def _mute(stage: Stage, node: Node, seconds: float) -> None:
+    await _half_cut(stage, node, seconds, hears=True)
+
+
+async def _half_cut(stage: Stage, node: Node, seconds: float, *, hears: bool) -> None:
+    """``hears``: the node hears the others, and they do not hear it; else the other way round."""
     for other in stage.nodes:
         if other is not node:
-            stage.links.cut_one_way(node.ordinal, other.ordinal)
+            sender, receiver = (node, other) if hears else (other, node)
+            stage.links.cut_one_way(sender.ordinal, receiver.ordinal)
     await asyncio.sleep(seconds)
     stage.links.rejoin(node.ordinal)
 

@@ -7,11 +7,13 @@ dispatched*, so acknowledged means visible.
 
 import asyncio
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
 from typing import Protocol
 
 from firn.errors import FirnError
 from firn.topicspec import DurabilitySpec
+from firn_node.engine.core import Core
 
 
 class Commits(Protocol):
@@ -97,3 +99,31 @@ class Waiters:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # who waited may have been cancelled: that is no reason for a warning
+
+
+class DispatchWaits(ABC):
+    """The half of ``Commits`` that both judges share: who waits for a position is told once it is dispatched."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._waiters = Waiters()
+
+    @abstractmethod
+    def _hurry(self) -> None:
+        """Somebody waits: make durable now what was appended."""
+
+    async def wait(self, position: int) -> None:
+        reached = self.reached(position)
+        if reached is not None:
+            await reached
+
+    def reached(self, position: int) -> "asyncio.Future[None] | None":
+        self._core.health.check_serving()
+        if self._core.dispatched_position >= position:
+            return None
+        future = self._waiters.add(position)
+        self._hurry()
+        return future
+
+    def settle(self) -> None:
+        self._waiters.settle(self._core.dispatched_position)

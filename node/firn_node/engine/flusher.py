@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from firn.errors import FirnError, Unavailable
 from firn.topicspec import DurabilitySpec
-from firn_node.engine.commits import Waiters
+from firn_node.engine.commits import DispatchWaits
 from firn_node.engine.core import Core
 from firn_node.failpoints import step
 
@@ -24,13 +24,12 @@ UNSYNCED_WAIT_BYTES = 3 * UNSYNCED_BYTES_MAX
 FIRST_EPOCH = 1  # of a single broker, which has no other
 
 
-class Flusher:
+class Flusher(DispatchWaits):
     def __init__(self, core: Core, on_durable: Callable[[int], bool]) -> None:
         """``on_durable``: dispatch the next portion of what lies below a position; whether that was all of it."""
-        self._core = core
+        super().__init__(core)
         self._on_durable = on_durable
         self._loop = asyncio.get_running_loop()
-        self._waiters = Waiters()
         self._wanted = threading.Event()
         self._stopping = False
         self._syncing = False  # until what was synced is dispatched
@@ -52,7 +51,7 @@ class Flusher:
         sync = any(durability.flush == "sync" for durability in durabilities)
         if durabilities:
             if sync or log.written_end - log.durable_end > UNSYNCED_BYTES_MAX:
-                self._request()
+                self._hurry()
             elif self._timer is None:
                 self._timer = self._loop.call_later(
                     self._core.settings.flush_interval_ms / 1000, self._interval_over
@@ -63,22 +62,6 @@ class Flusher:
             # `flush: interval` on a disk that does not keep up: what is not synced is held in memory.
             return self.reached(log.written_end - UNSYNCED_WAIT_BYTES)
         return None
-
-    async def wait(self, position: int) -> None:
-        reached = self.reached(position)
-        if reached is not None:
-            await reached
-
-    def reached(self, position: int) -> "asyncio.Future[None] | None":
-        self._core.health.check_serving()
-        if self._core.dispatched_position >= position:
-            return None
-        future = self._waiters.add(position)
-        self._request()
-        return future
-
-    def settle(self) -> None:
-        self._waiters.settle(self._core.dispatched_position)
 
     async def admit_read(self, floor: int) -> None:
         self.check_read()
@@ -110,7 +93,7 @@ class Flusher:
     def _give_up(self, reason: str) -> None:
         self._waiters.give_up(Unavailable(f"not acknowledged: {reason}"))
 
-    def _request(self) -> None:
+    def _hurry(self) -> None:
         if not self._syncing:
             self._syncing = True
             self._wanted.set()
@@ -119,7 +102,7 @@ class Flusher:
         self._timer = None
         if self._core.log.durable_end < self._core.log.written_end:
             self._is_due = self._syncing  # it may not cover all
-            self._request()
+            self._hurry()
 
     def _run(self) -> None:
         while True:
@@ -153,7 +136,7 @@ class Flusher:
             _log.exception("dispatch failed")
             self._core.health.index_error = f"dispatch failed: {error}"
             self._syncing = False
-            self._loop.call_later(1.0, self._request)
+            self._loop.call_later(1.0, self._hurry)
             return
         self._core.health.index_error = None
         self.settle()
@@ -162,7 +145,7 @@ class Flusher:
             return
         self._syncing, is_due, self._is_due = False, self._is_due, False
         if self._waiters or is_due:
-            self._request()
+            self._hurry()
 
     def _failed(self, reason: str) -> None:
         self._core.health.fail(reason)

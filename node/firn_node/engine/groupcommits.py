@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from firn.errors import FirnError, Timeout, Unavailable
 from firn.topicspec import DurabilitySpec
-from firn_node.engine.commits import Waiters
+from firn_node.engine.commits import DispatchWaits
 from firn_node.engine.core import Core
 
 if TYPE_CHECKING:
@@ -17,10 +17,9 @@ _STANDBY_WAIT_S = 0.25  # a standby that follows is a round trip and a sync behi
 _MASTER_WAIT_S = 5.0  # a standby may dispatch what is committed before the master does
 
 
-class GroupCommits:
+class GroupCommits(DispatchWaits):
     def __init__(self, core: Core) -> None:
-        self._core = core
-        self._waiters = Waiters()
+        super().__init__(core)
         self._group: Replication
 
     def join(self, group: "Replication") -> None:
@@ -54,21 +53,8 @@ class GroupCommits:
             return waits[0] if waits else None
         return _all(waits)
 
-    async def wait(self, position: int) -> None:
-        reached = self.reached(position)
-        if reached is not None:
-            await reached
-
-    def reached(self, position: int) -> "asyncio.Future[None] | None":
-        self._core.health.check_serving()
-        if self._core.dispatched_position >= position:
-            return None
-        future = self._waiters.add(position)
+    def _hurry(self) -> None:
         self._group.hurry()
-        return future
-
-    def settle(self) -> None:
-        self._waiters.settle(self._core.dispatched_position)
 
     def stepped_down(self, reason: str) -> None:
         """What was appended here and is not dispatched may be cut: nobody can be told that it was."""
