@@ -209,16 +209,13 @@ def _load_kernels(stopping: asyncio.Event) -> None:
     a tenth of a second each time it walks them, is off meanwhile and passes over them from then on. A broker that is
     told to stop loads no further ones: where none is compiled yet, all of them take a minute.
     """
-    from firn_node.kernels.jit import kernels
+    from firn_node.kernels.jit import load_all
 
     gc.disable()
     try:
-        for kernel in list(kernels):
-            if stopping.is_set():
-                return
-            kernel.load()
-        release_compiler()
-        gc.freeze()
+        if load_all(lambda: not stopping.is_set()):
+            release_compiler()
+            gc.freeze()
     finally:
         gc.enable()
 

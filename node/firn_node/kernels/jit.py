@@ -62,10 +62,13 @@ class Kernel:
 kernels: list[Kernel] = []
 
 
-def load_all() -> None:
-    """Load every kernel of the modules that are imported."""
+def load_all(is_wanted: Callable[[], bool] = lambda: True) -> bool:
+    """Load every kernel of the modules that are imported, for as long as they are wanted; whether all were."""
     for kernel in list(kernels):
+        if not is_wanted():
+            return False
         kernel.load()
+    return True
 
 
 def prepare() -> None:
