@@ -133,7 +133,9 @@ class KafkaBroker:
             )
             + (QUICK_PROPERTIES if is_quick else "")
         )  # fmt: skip
-        self.tool("kafka.tools.StorageTool", "format", f"--cluster-id={self._cluster}", "-c", str(self._properties))
+        self.tool(
+            "kafka.tools.StorageTool", "format", f"--cluster-id={self._cluster}", "-c", str(self._properties)
+        )
 
     def tool(self, name: str, *arguments: str) -> str:
         """What one of Kafka's Java tools prints. Errors: RuntimeError."""
