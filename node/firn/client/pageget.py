@@ -17,8 +17,8 @@ from typing import cast
 
 import numpy as np
 from multidict import CIMultiDict
-from yarl import URL
 
+from firn.client.dialling import Dial, direct, host_and_port
 from firn.tls import refusal_of
 
 HEAD_BYTES_MAX = 16 << 10
@@ -47,9 +47,11 @@ class PageSockets:
         *,
         connect_seconds: float,
         tls: Callable[[], ssl.SSLContext | None] = lambda: None,
+        dial: Dial = direct,
     ) -> None:
         self._headers = dict(headers)
         self._tls = tls
+        self._dial = dial
         self._connect_seconds = connect_seconds
         self._idle: defaultdict[str, list[_Connection]] = defaultdict(list)
         self._is_closed = False
@@ -77,12 +79,13 @@ class PageSockets:
         return None
 
     async def _connected(self, address: str) -> "_Connection":
-        url = URL(f"http://{address}")
-        host, port = url.host or "", url.port or 80
+        name, _ = host_and_port(address)
+        tls = self._tls()
         try:
             async with asyncio.timeout(self._connect_seconds):
+                host, port = host_and_port(await self._dial(address))
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    _Connection, host, port, ssl=self._tls()
+                    _Connection, host, port, ssl=tls, server_hostname=name if tls else None
                 )
         except TimeoutError:
             raise CannotConnect(f"no answer within {self._connect_seconds:g} s") from None

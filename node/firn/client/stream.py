@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from firn.batch import Buffer
+from firn.client.dialling import Dial, direct, host_and_port
 from firn.errors import FirnError, InvariantBroken, NotMaster, Timeout, Unavailable, from_document
 from firn.tls import refusal_of
 from firn.websocket import CloseCode, Handshake, Opcode, WebSocket, handshake
@@ -69,19 +70,22 @@ class Stream(asyncio.BufferedProtocol):
         headers: Mapping[str, str] | None = None,
         tls: ssl.SSLContext | None = None,
         hint: str = "",
+        dial: Dial = direct,
     ) -> "Stream":
         """A connection that has been greeted. ``hint``: what may be behind one that ends before.
 
         Errors: Unavailable (nobody there), Timeout, or what the broker answered.
         """
-        host, _, port = address.rpartition(":")
-        host = host.strip("[]")
+        name, _ = host_and_port(address)
         stream = cls(address)
         stream._hint = hint
         try:
             async with asyncio.timeout(timeout):
                 try:
-                    await stream.loop.create_connection(lambda: stream, host, int(port), ssl=tls)
+                    host, port = host_and_port(await dial(address))
+                    await stream.loop.create_connection(
+                        lambda: stream, host, port, ssl=tls, server_hostname=name if tls else None
+                    )
                     await stream._shake_hands(dict(headers or {}))
                     greeting = await stream.ask(Op.HELLO, {"version": STREAM_VERSION, "client": client})
                     stream.groups = int(greeting.meta.get("groups", 1))

@@ -19,6 +19,7 @@ from yarl import URL
 
 from firn import __version__
 from firn.client.addresses import Addresses
+from firn.client.dialling import Dial, DialResolver, direct
 from firn.client.pageget import CannotConnect, PageSockets
 from firn.client.stream import Stream, address_in
 from firn.errors import FirnError, InvariantBroken, NotMaster, Timeout, Unavailable, from_document
@@ -65,10 +66,10 @@ class Transport:
 
     def __init__(
         self, brokers: str | None, *, timeout: float, randomness: Random, credentials: Credentials,
-        group: int | None = None, reads_any: bool = False,
+        group: int | None = None, reads_any: bool = False, dial: Dial = direct,
     ) -> None:  # fmt: skip
         """``group``: the broker group that these are of, and nobody else is asked; None: whoever they name.
-        ``reads_any``: for reads alone, that any replica may answer.
+        ``reads_any``: for reads alone, that any replica may answer. ``dial``: where an address is reached.
 
         Errors: Invalid for an address that is none, or to which the token may not go.
         """
@@ -84,12 +85,13 @@ class Transport:
         self.timeout = timeout
         self.randomness = randomness
         self._group = group
+        self._dial = dial
         self._credentials = credentials
         self._proof = ClientProof(credentials)
         self._watching: asyncio.Task[None] | None = None
         self._scheme = "https" if credentials.uses_tls else "http"
         self._session: aiohttp.ClientSession | None = None
-        self._pages = PageSockets({}, connect_seconds=CONNECT_TIMEOUT_S, tls=self._proof.context)
+        self._pages = PageSockets({}, connect_seconds=CONNECT_TIMEOUT_S, tls=self._proof.context, dial=dial)
         self._stream: Stream | None = None
         self._connecting = asyncio.Lock()
         self._is_closed = False
@@ -98,7 +100,7 @@ class Transport:
         """Another one, to the brokers of a group, with the same credentials."""
         return Transport(
             ",".join(brokers), timeout=self.timeout, randomness=self.randomness, credentials=self._credentials,
-            group=group,
+            group=group, dial=self._dial,
         )  # fmt: skip
 
     def of_any(self) -> "Transport":
@@ -106,6 +108,7 @@ class Transport:
         return Transport(
             ",".join(self.addresses.in_turn()), timeout=self.timeout, randomness=self.randomness,
             credentials=self._credentials, group=self._group, reads_any=True,
+            dial=self._dial,
         )  # fmt: skip
 
     def _check_open(self) -> None:
@@ -117,10 +120,15 @@ class Transport:
         self._check_open()
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=256), auto_decompress=False,
+                connector=self._connector(), auto_decompress=False,
                 timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
             )  # fmt: skip
         return self._session
+
+    def _connector(self) -> aiohttp.TCPConnector:
+        if self._dial is direct:
+            return aiohttp.TCPConnector(limit=256)
+        return aiohttp.TCPConnector(limit=256, resolver=DialResolver(self._dial), use_dns_cache=False)
 
     def back_off(self, failures: int) -> float:
         """Seconds to wait after so many failures in a row, jittered."""
@@ -159,6 +167,7 @@ class Transport:
                         headers=self._proof.headers(),
                         tls=self._proof.context(),
                         hint=self._credentials.hint,
+                        dial=self._dial,
                     )
                     self.addresses.prefer(address)
                     return self._stream

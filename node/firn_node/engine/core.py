@@ -21,6 +21,15 @@ from firn_node.settings import BrokerSettings
 if TYPE_CHECKING:
     from firn_node.engine.others import Others
 
+# Counters that alerts watch are there from the start: one that begins with its first failure has not risen since.
+ALERTED = (
+    "seal_failures",
+    "checkpoint_failures",
+    "partitions_parked",
+    "compactions_done",
+    "compactions_failed",
+)
+
 
 @dataclass(slots=True)
 class Health:
@@ -68,7 +77,7 @@ class Core:
     health: Health
     others: "Others | None" = None  # the groups of the cluster, of a broker that is in one
     dispatched_position: int = 0
-    metrics: Counter[str] = field(default_factory=Counter)
+    metrics: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(ALERTED, 0)))
 
     @property
     def group(self) -> int:

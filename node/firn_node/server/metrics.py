@@ -6,7 +6,7 @@ Partitions are shown up to a bound: a broker may have a million.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from aiohttp import web
@@ -130,10 +130,16 @@ def _broker_metrics(brokers: list[dict[str, Any]]) -> Iterator[Metric]:
             if row.get(name) is not None:
                 gauge.add_metric([row["node"]], row[name])
         yield gauge
-    gauge = GaugeMetricFamily("firn_broker_read_only", "1 when writes are refused.", labels=["node"])
-    for row in brokers:
-        gauge.add_metric([row["node"]], int(bool(row["read_only"])))
-    yield gauge
+    facts: dict[str, tuple[str, Callable[[dict[str, Any]], object]]] = {
+        "read_only": ("1 when writes are refused.", lambda row: row["read_only"]),
+        "is_master": ("1 when it is the master of its group.", lambda row: row["role"] == "master"),
+        "in_sync": ("1 when it counts for what is acknowledged.", lambda row: row["in_sync"]),
+    }
+    for name, (text, holds) in facts.items():
+        gauge = GaugeMetricFamily(f"firn_broker_{name}", text, labels=["node"])
+        for row in brokers:
+            gauge.add_metric([row["node"]], int(bool(holds(row))))
+        yield gauge
 
 
 def _partition_metrics(topics: list[dict[str, Any]]) -> Iterator[Metric]:

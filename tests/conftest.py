@@ -1,5 +1,0 @@
-"""What every test may ask for. A fixture costs nothing until a test names it."""
-
-from cluster.fixtures import apiserver
-
-__all__ = ["apiserver"]

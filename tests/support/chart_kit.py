@@ -1,0 +1,83 @@
+"""The chart rendered by Helm. ``python -m chart_kit`` writes the golden renders anew; look at the difference."""
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CHART = ROOT / "helm"
+GOLDEN = ROOT / "tests/chart/golden"
+KUBERNETES = "1.34.2"
+
+EVERYTHING: dict[str, Any] = {
+    "image": {
+        "registry": "registry.example/team",
+        "pullSecrets": ["pull"],
+        "node": {"repository": "firn-node", "digest": f"sha256:{'0' * 64}"},
+    },
+    "operator": {
+        "priorityClassName": "system-cluster-critical",
+        "nodeSelector": {"kubernetes.io/os": "linux"},
+        "podAnnotations": {"a": "b"},
+        "podLabels": {"team": "data"},
+    },
+    "cluster": {"create": True, "name": "main", "spec": {"replicas": 3, "storage": {"size": "10Gi"}}},
+    "topics": {"flights": {"partitions": 4}, "quotes": None, "own": {"clusterRef": {"name": "other"}}},
+    "monitoring": {
+        "podMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "rules": {"enabled": True, "runbookBase": "https://wiki.example/firn/runbooks"},
+        "dashboards": {"enabled": True},
+    },
+}
+RENDERS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "everything": EVERYTHING,
+    "two-namespaces": {"operator": {"namespaces": ["shop", "news"]}, "cluster": {"create": True}},
+}
+
+
+def helm() -> str | None:
+    """The program: of the test cluster's tools, else of the machine."""
+    return shutil.which("helm")
+
+
+def run(*arguments: str, values: dict[str, Any] | None = None) -> "subprocess.CompletedProcess[str]":
+    found = helm()
+    assert found is not None, "helm is not here"
+    given = yaml.safe_dump(values or {})
+    return subprocess.run(
+        [found, *arguments, "--values", "-"],
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def render(values: dict[str, Any], *, release: str = "firn", namespace: str = "shop") -> str:
+    """All objects, hooks and tests included."""
+    done = run(
+        "template", release, str(CHART), "--namespace", namespace, "--kube-version", KUBERNETES, values=values
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def objects(text: str) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def without_definitions(text: str) -> str:
+    """The documents that are no CustomResourceDefinition: those are held to crds/ by themselves."""
+    parts = text.split("\n---\n")
+    return "\n---\n".join(part for part in parts if "kind: CustomResourceDefinition" not in part)
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for name, values in RENDERS.items():
+        (GOLDEN / f"{name}.yaml").write_text(without_definitions(render(values)))

@@ -1,3 +1,0 @@
-module firn.dev/pause
-
-go 1.24.0
