@@ -22,6 +22,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from firn_node.freeing import SpaceFreer
 from firn_node.kernels.gathering import pread_many
 
 Data = bytes | bytearray | memoryview
@@ -76,7 +77,7 @@ class Disk(Protocol):
     def rename(self, source: str, target: str) -> None: ...
 
     def unlink(self, path: str) -> None:
-        """Remove a file; one that is gone already is no error."""
+        """Remove a file; one that is gone already is no error. *Effects*: a large one's space may come back later."""
         ...
 
     def remove_tree(self, folder: str) -> None: ...
@@ -195,6 +196,7 @@ class RealDisk:
 
     def __init__(self, root: str | Path) -> None:
         self._root = str(root)
+        self._freer = SpaceFreer()
 
     def open(self, path: str, mode: Mode = "read") -> RealFile:
         flags = {"read": os.O_RDONLY, "write": os.O_RDWR, "create": os.O_RDWR | os.O_CREAT | os.O_EXCL}[mode]
@@ -223,7 +225,7 @@ class RealDisk:
 
     def unlink(self, path: str) -> None:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+            self._freer.unlink(path)
 
     def remove_tree(self, folder: str) -> None:
         with contextlib.suppress(FileNotFoundError):

@@ -6,13 +6,26 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from coordinator_kit import GROUP, MemorySite, Site, SqliteSite, first_record, next_of, renewed
+from coordinator_kit import (
+    GROUP,
+    FakeKubernetesSite,
+    MemorySite,
+    Site,
+    SqliteSite,
+    first_record,
+    next_of,
+    renewed,
+)
 
 from firn.errors import InvariantBroken
 from firn_node.coordinator import Absent, Coordinator, Done, Found, Refused, Unknown, Unusable
 from firn_node.replication.record import GroupId, GroupRecord
 
-SITES: dict[str, Callable[[Path], Site]] = {"memory": MemorySite, "sqlite": SqliteSite}
+SITES: dict[str, Callable[[Path], Site]] = {
+    "memory": MemorySite,
+    "sqlite": SqliteSite,
+    "kubernetes": FakeKubernetesSite,
+}
 
 
 @pytest.fixture(params=SITES)
@@ -22,12 +35,14 @@ def run(request: pytest.FixtureRequest, tmp_path: Path):
     def run(test: Callable[[Site, Coordinator, Coordinator], Awaitable[None]]) -> None:
         async def scene() -> None:
             site = SITES[request.param](tmp_path)
+            await site.begin()
             one, other = site.handle(), site.handle()
             try:
                 await test(site, one, other)
             finally:
                 await one.close()
                 await other.close()
+                await site.end()
 
         asyncio.run(scene())
 
@@ -181,7 +196,7 @@ class TestContract:
             await one.compare_and_set(second, expected_version=1)
             watch = one.watch(GROUP)
             assert await next_of(watch) == Found(second)
-            site.put_back(first)
+            await site.put_back(first)
             for answer in (
                 await next_of(watch),
                 await one.read(GROUP),

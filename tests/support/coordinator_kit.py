@@ -7,14 +7,18 @@ import asyncio
 import contextlib
 import json
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from kube_kit import FakeKubernetes
+
 from firn.crc import crc32c
 from firn.types import Epoch
 from firn_node.coordinator import Coordinator, MemoryCoordinator, Reading, Records, SqliteCoordinator
+from firn_node.coordinator.kubernetes import RECORD, KubernetesCoordinator
+from firn_node.kubernetes.api import Api, NoAnswer, Object
 from firn_node.replication.record import GroupId, GroupRecord, Incarnation, LogId, Master, Member
 
 GROUP = GroupId("0")
@@ -39,9 +43,15 @@ def renewed(record: GroupRecord) -> GroupRecord:
 
 
 class Site(Protocol):
+    """Made within the event loop; ``begin`` and ``end`` are the first and last things called."""
+
+    async def begin(self) -> None: ...
+
+    async def end(self) -> None: ...
+
     def handle(self) -> Coordinator: ...
 
-    def put_back(self, record: GroupRecord) -> None:
+    async def put_back(self, record: GroupRecord) -> None:
         """Store a record behind the coordinator's back, as a restored backup does."""
         ...
 
@@ -54,14 +64,24 @@ class Site(Protocol):
         ...
 
 
-class MemorySite:
+class _Ready:
+    """A site that needs nothing around it."""
+
+    async def begin(self) -> None:
+        pass
+
+    async def end(self) -> None:
+        pass
+
+
+class MemorySite(_Ready):
     def __init__(self, folder: Path) -> None:
         self.records = Records()
 
     def handle(self) -> MemoryCoordinator:
         return MemoryCoordinator(self.records)
 
-    def put_back(self, record: GroupRecord) -> None:
+    async def put_back(self, record: GroupRecord) -> None:
         self.records.by_group[record.group_id] = record
         self.records.wake()
 
@@ -79,7 +99,7 @@ class MemorySite:
         yield handle
 
 
-class SqliteSite:
+class SqliteSite(_Ready):
     def __init__(self, folder: Path) -> None:
         self.path = folder / "coordinator.sqlite"
         SqliteCoordinator.create(self.path)
@@ -87,7 +107,7 @@ class SqliteSite:
     def handle(self) -> SqliteCoordinator:
         return SqliteCoordinator(self.path, busy_s=0.3, answer_s=20.0, poll_s=0.01)
 
-    def put_back(self, record: GroupRecord) -> None:
+    async def put_back(self, record: GroupRecord) -> None:
         document = json.dumps(record.to_document()).encode()
         row = (record.group_id, record.version, document, crc32c(document))
         with contextlib.closing(sqlite3.connect(self.path)) as connection, connection:
@@ -109,6 +129,112 @@ class SqliteSite:
         patient = self.handle()
         await handle.close()  # after what its thread had begun
         await patient.close()
+
+
+NAMESPACE = "shop"
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
+LEASE_TTL_S = 8.0
+
+
+def lease_of(group_id: GroupId) -> str:
+    return f"main-{group_id.encode().hex()}"
+
+
+def lease(name: str) -> Object:
+    """An empty one, as the operator makes it."""
+    metadata = {"name": name, "namespace": NAMESPACE}
+    return {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
+
+
+class FaultyApi:
+    """A connection whose changes can be kept from the server, or their answers from who asked."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self.is_cut = False
+        self.loses_answers = False
+
+    async def request(
+        self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Object | None = None,
+        content: str = "application/json", within_s: float = 10.0,
+    ) -> Object:  # fmt: skip
+        if self.is_cut and method != "GET":
+            raise NoAnswer("cut off")
+        found = await self._api.request(
+            method, path, query=query, body=body, content=content, within_s=within_s
+        )
+        if self.loses_answers and method != "GET":
+            raise NoAnswer("the answer was lost")
+        return found
+
+    def watch(
+        self, path: str, query: Mapping[str, str], *, within_s: float = 10.0
+    ) -> AsyncGenerator[Object, None]:
+        return self._api.watch(path, query, within_s=within_s)
+
+    async def close(self) -> None:
+        await self._api.close()
+
+
+class KubernetesSite:
+    """The Leases of a few groups on an API server; ``connect`` makes a connection to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.handles: list[KubernetesCoordinator] = []
+        self.connections: dict[Coordinator, FaultyApi] = {}
+
+    def connect(self) -> Api:
+        raise NotImplementedError
+
+    async def begin(self) -> None:
+        self.admin = self.connect()
+        for group in ("0", "1", "2", "ä/1"):
+            await self.admin.request("POST", LEASES, body=lease(lease_of(GroupId(group))))
+
+    async def end(self) -> None:
+        for handle in self.handles:
+            await handle.close()
+        await self.admin.close()
+
+    def handle(self) -> KubernetesCoordinator:
+        connection = FaultyApi(self.connect())
+        made = KubernetesCoordinator(connection, NAMESPACE, lease_of, lease_ttl_s=LEASE_TTL_S)
+        self.connections[made] = connection
+        self.handles.append(made)
+        return made
+
+    async def put_back(self, record: GroupRecord) -> None:
+        annotations = {RECORD: json.dumps(record.to_document())}
+        await self.admin.request(
+            "PATCH", f"{LEASES}/{lease_of(record.group_id)}", body={"metadata": {"annotations": annotations}},
+            content="application/merge-patch+json",
+        )  # fmt: skip
+
+    @contextlib.asynccontextmanager
+    async def disturbed(self, handle: Coordinator) -> AsyncIterator[None]:
+        self.connections[handle].is_cut = True
+        yield
+        self.connections[handle].is_cut = False
+
+    @contextlib.asynccontextmanager
+    async def losing_an_answer(self) -> AsyncIterator[Coordinator]:
+        handle = self.handle()
+        self.connections[handle].loses_answers = True
+        yield handle
+
+
+class FakeKubernetesSite(KubernetesSite):
+    async def begin(self) -> None:
+        self.server = FakeKubernetes()
+        await self.server.start()
+        await super().begin()
+
+    async def end(self) -> None:
+        await super().end()
+        await self.server.stop()
+
+    def connect(self) -> Api:
+        return self.server.api()
 
 
 @contextlib.contextmanager

@@ -1,0 +1,1 @@
+"""What a broker in a pod has to do with the Kubernetes API; loaded there alone."""

@@ -1,0 +1,5 @@
+"""What every test may ask for. A fixture costs nothing until a test names it."""
+
+from cluster.fixtures import apiserver
+
+__all__ = ["apiserver"]
