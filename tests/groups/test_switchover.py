@@ -219,6 +219,22 @@ def test_a_master_that_steps_aside_hands_over_and_nobody_waits_for_it(tmp_path: 
     run(story())
 
 
+def test_a_master_that_is_told_to_stop_while_it_hands_over_is_out_of_in_sync_too(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_group(tmp_path, 3) as group:
+            master = await with_topic(group)
+            await group.until_equal()
+            to = next(replica for replica in group.up if replica is not master)
+            asked = asyncio.create_task(master.broker.switch_over(0, f"node-{to.ordinal}"))
+            while master.role is Role.MASTER:
+                await asyncio.sleep(0)
+            await master.broker.step_aside()
+            await asked
+            assert in_sync(group) == {0, 1, 2} - {master.ordinal}
+
+    run(story())
+
+
 def test_a_standby_that_steps_aside_is_out_of_in_sync_where_the_group_can_spare_it(tmp_path: Path) -> None:
     async def story() -> None:
         async with broker_group(tmp_path, 3) as group:

@@ -262,6 +262,15 @@ def test_a_standby_that_the_group_cannot_spare_goes_on_following_until_it_stops(
     assert state.following is not None
 
 
+def test_a_candidate_that_is_about_to_stop_asks_for_nothing_more() -> None:
+    state, _ = greeted()
+    state, ordered = steps(state, ev.Tick(), now=9.0)
+    assert state.role is Role.CANDIDATE
+    state, ordered = steps(state, ev.LeaveAsked(), ev.Tick(), now=9.0 + TIMING.lease_ttl)
+    assert state.role is Role.STANDBY
+    assert not of(ev.CompareAndSet, ordered)
+
+
 def test_a_cut_below_the_committed_position_without_accepted_loss_is_a_bug() -> None:
     state, handshake = greeted()
     state = state.but(committed=Position(8))
@@ -543,7 +552,81 @@ def test_each_start_of_a_folder_is_counted() -> None:
     assert of(Hello, list(ordered))[0].header.handshake.start == 7
 
 
+def test_a_standby_stands_as_soon_as_it_reads_that_nobody_is_master() -> None:
+    state, _ = greeted()
+    state, ordered = steps(state, ev.RecordRead(replace(RECORD, version=6, master=None, successor=B)))
+    assert state.role is Role.CANDIDATE
+    assert of(Ask, ordered)
+    state, _ = steps(greeted()[0], ev.RecordRead(replace(RECORD, version=6)))
+    assert state.role is Role.STANDBY
+
+
 # The members.
+
+
+def with_a_standby(state: State) -> tuple[State, Handshake]:
+    """A master that another replica follows, in sync; the name of their handshake."""
+    handshake = Handshake(Incarnation("a1"), 1, 1)
+    state, ordered = steps(
+        state,
+        ev.Durable(Position(1), cuts=0),
+        hello_of("a1", 1, 1),
+        report_of(handshake, 1),
+        ev.Tick(),
+        now=1.0,
+    )
+    state, ordered = steps(state, applied(ordered), report_of(handshake, 1), ev.Tick(), now=2.0)
+    state, _ = steps(state, applied(ordered), now=2.0)
+    assert state.record is not None
+    assert state.record.in_sync == {A, B}
+    return state, handshake
+
+
+def report_of(handshake: Handshake, end: int) -> ev.Received:
+    header = Header(GROUP, Epoch(1), A, handshake)
+    return ev.Received(Report(header, Position(end), Position(end), is_rebuilt=True))
+
+
+def leave_of(handshake: Handshake) -> ev.Received:
+    return ev.Received(Leave(Header(GROUP, Epoch(1), A, handshake), "it is about to stop"))
+
+
+def test_a_master_that_hands_over_resigns_with_the_report_that_its_successor_has_everything() -> None:
+    state, handshake = with_a_standby(acting())
+    state, ordered = steps(
+        state, ev.Written(Position(9)), ev.Durable(Position(9), cuts=0), ev.SwitchoverAsked(A), now=2.0
+    )
+    assert not of(ev.CompareAndSet, ordered)
+    state, ordered = steps(state, report_of(handshake, 9), now=2.1)
+    (asked,) = of(ev.CompareAndSet, ordered)
+    assert (asked.new.master, asked.new.successor) == (None, A)
+    assert state.role is Role.STANDBY
+
+
+def test_a_master_that_hands_over_resigns_once_its_own_log_is_durable_too() -> None:
+    state, handshake = with_a_standby(acting())
+    state, ordered = steps(
+        state, ev.Written(Position(9)), ev.SwitchoverAsked(A), report_of(handshake, 9), now=2.0
+    )
+    assert not of(ev.CompareAndSet, ordered)
+    state, ordered = steps(state, ev.Durable(Position(9), cuts=0), now=2.1)
+    assert of(ev.CompareAndSet, ordered)[0].new.successor == A
+
+
+def test_what_a_replica_reported_before_it_left_does_not_take_it_in_again() -> None:
+    state, handshake = with_a_standby(acting())
+    state, ordered = steps(state, leave_of(handshake), ev.Tick(), now=2.5)
+    state, ordered = steps(state, applied(ordered), report_of(handshake, 1), ev.Tick(), now=3.0)
+    assert state.record is not None
+    assert state.record.in_sync == {B}
+    assert all(each.new.in_sync == {B} for each in of(ev.CompareAndSet, ordered))
+
+
+def test_a_word_of_leaving_that_comes_after_the_next_hello_is_too_late() -> None:
+    state, handshake = with_a_standby(acting())
+    state, ordered = steps(state, hello_of("a2", 1, 2), leave_of(handshake), ev.Tick(), now=2.5)
+    assert all(each.new.in_sync == {A, B} for each in of(ev.CompareAndSet, ordered))
+    assert RULES.counted(state) == {A, B}
 
 
 def applied(ordered: list[ev.Action]) -> ev.SwapAnswered:

@@ -11,6 +11,7 @@ from firn_sim.faults import Profile
 from firn_sim.group import Group
 from firn_sim.network import NetworkFaults
 from firn_sim.node import Options, SimNode
+from firn_sim.stopping import OrderlyStop
 
 from firn.errors import NotEnoughInSync, NotMaster
 from firn_node.replication import core
@@ -156,6 +157,49 @@ def test_a_standby_on_a_long_link_joins_under_a_steady_load() -> None:
     until(group, lambda: in_sync(group) == {"n0", "n1"}, within=2 * TTL)
     group.nodes[2].start()
     until(group, lambda: in_sync(group) == {"n0", "n1", "n2"}, within=2 * TTL)
+
+
+def test_a_standby_that_was_stopped_in_order_joins_again_on_a_long_link_under_a_steady_load() -> None:
+    group = calm(network=NetworkFaults(delay=(0.1, 0.11)), write_every=0.01)
+    node = group.nodes[2]
+    node.feed(ev.LeaveAsked())
+    until(group, lambda: in_sync(group) == {"n0", "n1"}, within=0.5)
+    node.shut_down()
+    group.world.run(group.world.now + 0.5)
+    node.start()
+    until(group, lambda: in_sync(group) == {"n0", "n1", "n2"}, within=2 * TTL)
+
+
+def test_a_broker_that_is_told_to_stop_hands_over_and_leaves_before_it_is_gone() -> None:
+    group = calm()
+    old, stopped = group.nodes[0], list[SimNode]()
+    OrderlyStop(old, group.world, group.rng, stopped.append).begin()
+    until(group, lambda: bool(stopped), within=1.0)
+    assert in_sync(group) == {"n1", "n2"}
+    assert master(group) in group.nodes[1:]
+    until(group, acknowledges(group), within=0.5)
+    old.start()
+    until(group, lambda: in_sync(group) == {"n0", "n1", "n2"}, within=TTL)
+    assert group.counts.elections == 2
+
+
+def test_a_master_without_a_standby_stops_at_once_when_told_to() -> None:
+    group = calm()
+    for node in group.nodes[1:]:
+        node.kill()
+    until(group, lambda: in_sync(group) == {"n0"}, within=2 * TTL)
+    stopped: list[SimNode] = []
+    OrderlyStop(group.nodes[0], group.world, group.rng, stopped.append).begin()
+    until(group, lambda: bool(stopped), within=0.1)
+
+
+def test_two_standbys_that_stop_at_once_do_not_take_their_masters_place() -> None:
+    group = calm()
+    for node in group.nodes[1:]:
+        OrderlyStop(node, group.world, group.rng, lambda node: None).begin()
+    until(group, lambda: in_sync(group) == {"n0"}, within=1.0)
+    until(group, acknowledges(group), within=0.5)
+    assert master(group) is group.nodes[0]
 
 
 def test_a_master_that_hands_over_stops_at_once() -> None:

@@ -48,10 +48,13 @@ async def step_aside(group: GroupDriver) -> None:
     """
     try:
         async with asyncio.timeout(STEP_ASIDE_S):
-            if group.is_master:
-                await switch_over(group, None)
-                while not group.is_following:
-                    await asyncio.sleep(_POLL_S)
+            while group.is_in_sync and not group.is_following:
+                if group.is_master:
+                    await switch_over(group, None)
+                else:
+                    await asyncio.sleep(
+                        _POLL_S
+                    )  # handing over already, or whoever comes next is not master yet
             await group.leave()
     except (FirnError, TimeoutError) as error:
         _log.info("group %s: stopping without a word: %s", group.me.group_id, error)

@@ -40,7 +40,7 @@ def _leaving(
     state: State, record: GroupRecord, mastery: Mastery, now: float, rules: Rules
 ) -> frozenset[LogId]:
     others = record.in_sync - {state.me.log_id}
-    gone = mastery.leaving | mastery.removing
+    gone = mastery.leaving.keys() | mastery.removing
     return frozenset(log_id for log_id in others if log_id in gone or rules.is_lagging(state, log_id, now))
 
 
@@ -48,7 +48,7 @@ def _joining(
     state: State, record: GroupRecord, mastery: Mastery, now: float, rules: Rules
 ) -> frozenset[LogId]:
     """Who would leave at once does not join: what a silent replica reported last may still be all that there is."""
-    others = record.members.keys() - record.in_sync - mastery.leaving - mastery.removing
+    others = record.members.keys() - record.in_sync - mastery.leaving.keys() - mastery.removing
     return frozenset(
         log_id
         for log_id in others

@@ -368,6 +368,7 @@ def _only_turn(handle: Callable[[Turn], None]) -> Callable[[Turn, Any], None]:
 
 ALL = (*FOLLOWERS, *MASTERS)
 _commit = _only_turn(mastership.commit)
+_hand_over = _only_turn(mastership.hand_over)
 
 # The transition table: what each event, and each message, means in each role; nothing where a role is absent.
 EVENTS: dict[type, Handlers] = {
@@ -378,12 +379,15 @@ EVENTS: dict[type, Handlers] = {
         **_for(MASTERS, on_tick, _only_turn(mastership.on_tick)),
     },
     Arriving: _for(FOLLOWERS, standby.on_arriving),
-    RecordRead: _for(ALL, on_record_read),
+    RecordRead: _for(FOLLOWERS, on_record_read, _only_turn(election.stand_at_once))
+    | _for(MASTERS, on_record_read),
     SwapAnswered: _for(ALL, on_swap_answered),
     MetaStored: _for(ALL, on_meta_stored),
     Written: _for(FOLLOWERS, on_written, standby.on_written)
     | _for(MASTERS, on_written, mastership.on_written),
-    Durable: _for(FOLLOWERS, on_durable, standby.on_durable) | _for(MASTERS, on_durable, _commit),
+    Durable: _for(FOLLOWERS, on_durable, standby.on_durable)
+    | _for((MASTER,), on_durable, _commit)
+    | _for((RESIGNING,), on_durable, _commit, _hand_over),
     LogCut: _for(FOLLOWERS, on_log_cut),
     Released: _for(ALL, on_released),
     Dispatched: _for(ALL, on_dispatched),
@@ -395,7 +399,8 @@ EVENTS: dict[type, Handlers] = {
     | _for((*FOLLOWERS, RESIGNING), refuse_switchover),
     DataLossAccepted: _for((STANDBY, CANDIDATE), election.on_data_loss_accepted)
     | _for((BLANK, *MASTERS), refuse_data_loss),
-    LeaveAsked: _for(FOLLOWERS, standby.on_leave_asked),
+    LeaveAsked: _for((BLANK, STANDBY), standby.on_leave_asked)
+    | _for((CANDIDATE,), standby.on_leave_asked, _only_turn(election.withdraw)),
     RemovalAsked: _for(MASTERS, mastership.on_removal_asked),
 }
 MESSAGES: dict[type, Handlers] = {
@@ -404,7 +409,7 @@ MESSAGES: dict[type, Handlers] = {
     Refusal: _for(FOLLOWERS, standby.on_refusal),
     Frame: _for(FOLLOWERS, standby.on_frame),
     Committed: _for(FOLLOWERS, standby.on_committed),
-    Report: _for(MASTERS, mastership.on_report),
+    Report: _for((MASTER,), mastership.on_report) | _for((RESIGNING,), mastership.on_report, _hand_over),
     Leave: _for(MASTERS, mastership.on_leave),
     Ask: _for(ALL, election.on_ask),
     Answer: _for((CANDIDATE,), election.on_answer),

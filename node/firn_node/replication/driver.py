@@ -160,20 +160,9 @@ class GroupDriver:
         self._carry_out(actions)
         if type(event) is ev.Written:
             self._wrote(event)
-        if self._calls_for_a_tick(event):
-            self._events.append((ev.Tick(), b""))
         self._settle()
         if before.role is not self.state.role:
             log.info("group %s: %s -> %s", self.me.group_id, before.role.value, self.state.role.value)
-
-    def _calls_for_a_tick(self, event: ev.Event) -> bool:
-        """While nobody acts the group waits for what a tick decides: who stands, whether the successor has everything."""
-        state, kind = self.state, type(event)
-        if kind is ev.RecordRead:
-            return state.role is Role.STANDBY and state.record is not None and state.record.master is None
-        if state.role is not Role.RESIGNING:
-            return False
-        return kind is ev.Durable or (type(event) is ev.Received and type(event.message) is Report)
 
     def _carry_out(self, actions: tuple[ev.Action, ...]) -> None:
         for action in actions:
@@ -400,7 +389,7 @@ class GroupDriver:
         following = self.state.following
         self.feed(ev.LeaveAsked())
         has_told = following is not None and self.state.following is None
-        if has_told and self.failed is None and self._is_in_sync:
+        if has_told and self.failed is None and self.is_in_sync:
             self._left = self._loop.create_future()
             await self._left
 
@@ -411,7 +400,7 @@ class GroupDriver:
         return following is not None and following.phase is Phase.FOLLOWING
 
     @property
-    def _is_in_sync(self) -> bool:
+    def is_in_sync(self) -> bool:
         record = self.state.record
         return record is not None and self.me.log_id in record.in_sync
 
@@ -451,7 +440,7 @@ class GroupDriver:
             self._requests.refuse_reads(self.not_master())
         if self._requests.successor is not None:
             self._settle_switchover()
-        if self._left is not None and not self._left.done() and not self._is_in_sync:
+        if self._left is not None and not self._left.done() and not self.is_in_sync:
             self._left.set_result(None)
 
     def _settle_switchover(self) -> None:

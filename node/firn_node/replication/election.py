@@ -27,6 +27,20 @@ def maybe_stand(turn: Turn) -> None:
     decide(turn)
 
 
+def stand_at_once(turn: Turn) -> None:
+    """Nobody is master: the next tick need not be waited for."""
+    record = turn.state.record
+    if record is not None and record.master is None:
+        maybe_stand(turn)
+
+
+def withdraw(turn: Turn) -> None:
+    """This process is about to stop: what it has not asked for yet it does not ask for."""
+    candidacy = turn.state.candidacy
+    if candidacy is not None and not candidacy.has_asked:
+        give_up(turn)
+
+
 def on_data_loss_accepted(turn: Turn, event: DataLossAccepted) -> None:
     """Fence all that can be reached below the epoch to come, then stand whatever the others hold."""
     state, record = turn.state, turn.state.record

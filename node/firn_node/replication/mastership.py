@@ -46,7 +46,8 @@ def take_over(turn: Turn, record: GroupRecord, lease_sent_at: float) -> None:
     state = turn.state
     mastery = Mastery(
         epoch=record.epoch, since=turn.now, lease_sent_at=lease_sent_at,
-        welcomed={}, streaming={}, caught_up_at={}, greeted={}, awaited={}, may_shrink_below=state.resigned_to_shrink,
+        welcomed={}, streaming={}, caught_up_at={}, greeted={}, awaited={}, leaving={},
+        may_shrink_below=state.resigned_to_shrink,
     )  # fmt: skip
     turn.change_role("elected")
     turn.update(
@@ -143,7 +144,7 @@ def on_hello(turn: Turn, hello: Hello) -> None:
     heard = state.heard.get(log_id)
     if cut is not None and heard is not None and heard.epoch == mastery.epoch:
         if cut < heard.durable:
-            turn.update_mastery(leaving=turn.mastery.leaving | {log_id})
+            turn.update_mastery(leaving={**turn.mastery.leaving, log_id: heard.handshake})
         turn.hear(log_id, replace(heard, written=Position(min(heard.written, cut))))
     turn.update_mastery(welcomed={**turn.mastery.welcomed, log_id: handshake})
     if log_id in mastery.streaming:
@@ -158,7 +159,7 @@ def on_report(turn: Turn, report: Report) -> None:
     mastery, handshake, log_id = turn.mastery, report.header.handshake, report.header.log_id
     if report.header.epoch != mastery.epoch or handshake is None:
         return
-    if mastery.welcomed.get(log_id) != handshake:
+    if mastery.welcomed.get(log_id) != handshake or mastery.leaving.get(log_id) == handshake:
         return
     written, durable = report.written, report.durable
     before = turn.state.heard.get(log_id)
@@ -185,10 +186,11 @@ def _note_catch_up(turn: Turn, log_id: LogId, heard: Heard) -> None:
         before = mastery.caught_up_at.get(log_id, mastery.since)
         caught_up_at = max((m.at for m in mastery.marks if m.end <= heard.durable), default=before)
         caught_up_at = max(caught_up_at, before)
-    turn.update_mastery(
-        caught_up_at={**mastery.caught_up_at, log_id: caught_up_at},
-        leaving=mastery.leaving - {log_id} if heard.durable >= turn.log.written else mastery.leaving,
-    )
+    turn.update_mastery(caught_up_at={**mastery.caught_up_at, log_id: caught_up_at})
+    if log_id in mastery.leaving and (
+        heard.durable >= turn.log.written or (record is not None and log_id not in record.in_sync)
+    ):
+        turn.update_mastery(leaving={k: h for k, h in mastery.leaving.items() if k != log_id})
     if record is None or log_id in record.in_sync or log_id in mastery.removing:
         return
     is_close = heard.is_rebuilt and turn.now - caught_up_at <= timing.awaits_within
@@ -204,9 +206,17 @@ def mark(turn: Turn) -> None:
 
 
 def on_leave(turn: Turn, leave: Leave) -> None:
-    if leave.header.epoch == turn.mastery.epoch:
-        turn.update_mastery(leaving=turn.mastery.leaving | {leave.header.log_id})
-        keep_record(turn)
+    """What it said before counts no more; when it is back it says Hello, and joins as any."""
+    log_id, handshake = leave.header.log_id, leave.header.handshake
+    mastery = turn.mastery
+    if leave.header.epoch != mastery.epoch or handshake is None:
+        return
+    newest = mastery.welcomed.get(log_id, handshake)
+    if newest != handshake and turn.rules.is_overtaken(handshake, newest):
+        return
+    awaited = {k: at for k, at in mastery.awaited.items() if k != log_id}
+    turn.update_mastery(leaving={**mastery.leaving, log_id: handshake}, awaited=awaited)
+    keep_record(turn)
 
 
 def on_removal_asked(turn: Turn, event: RemovalAsked) -> None:

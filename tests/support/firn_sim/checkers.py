@@ -54,6 +54,8 @@ class Counts:
     cuts: int = 0
     durable_cuts: int = 0
     rebuilds: int = 0
+    orderly_stops: int = 0
+    removals: int = 0
     two_masters: int = 0
     forced: int = 0
     resignations: int = 0

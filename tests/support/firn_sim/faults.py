@@ -13,10 +13,11 @@ from firn_sim.checkers import Checkers
 from firn_sim.coordinator import CoordinatorFaults, SimCoordinator
 from firn_sim.network import NetworkFaults, SimNetwork
 from firn_sim.node import Options, SimNode
+from firn_sim.stopping import OrderlyStop
 from firn_sim.world import World
 
 from firn_node.replication import events as ev
-from firn_node.replication.record import GroupRecord
+from firn_node.replication.record import GroupRecord, LogId
 from firn_node.replication.state import Role, Timing
 
 
@@ -48,7 +49,7 @@ class Profile:
 FAULTS = (
     "kill", "power", "power_all", "survivor", "disk", "damage", "pause", "slow", "release",
     "cut", "isolate", "split", "heal", "coordinator_down", "coordinator_cut", "deposed", "stale_restart", "switchover",
-    "forgotten", "topics",
+    "forgotten", "topics", "leave", "remove",
 )  # fmt: skip
 
 
@@ -121,6 +122,7 @@ class Faults:
         self._profile, self._rng, self._world = profile, rng, world
         self._network, self._coordinator, self._checkers = network, coordinator, checkers
         self._armed: tuple[SimNode, int] | None = None  # a deposed master and its epoch
+        self._removed: dict[LogId, SimNode] = {}  # replicas that a master was asked to remove
 
     @property
     def _nodes(self) -> list[SimNode]:
@@ -140,6 +142,9 @@ class Faults:
         for node in self._nodes:
             node.disk.factor = 1.0
             node.resume()
+        for log_id in sorted(self._removed):
+            self._take_away(log_id)
+        for node in self._nodes:
             node.start()
 
     def record_changed(self, old: GroupRecord | None, new: GroupRecord) -> None:
@@ -415,6 +420,37 @@ class Faults:
                 each.feed(ev.SwitchoverAsked(to.folder.log_id))
                 if self._rng.random() < 0.5:
                     self._world.at(self._rng.uniform(0.0, 0.1), partial(self._fault_deposed, each))
+
+    def _fault_leave(self, node: SimNode) -> None:
+        """A broker is told to stop; it comes back."""
+        if node.is_up and not node.is_paused:
+            self.tell(f"{node.name} is told to stop")
+            OrderlyStop(node, self._world, self._rng, self._left).begin()
+
+    def _left(self, node: SimNode) -> None:
+        self._checkers.counts.orderly_stops += 1
+        if self.is_over:
+            node.start()
+        else:
+            self.tell(f"{node.name} has stopped in order")
+            self._restart(node)
+
+    def _fault_remove(self, node: SimNode) -> None:
+        """A replica is taken out of the group, and soon after its disk out of the node."""
+        gone = node.folder.log_id
+        for each in self._nodes:
+            if each is not node and each.state is not None and each.state.role is Role.MASTER:
+                self.tell(f"{each.name} is asked to remove {gone}")
+                each.feed(ev.RemovalAsked(gone))
+                self._checkers.counts.removals += 1
+                self._removed[gone] = node
+        self._world.at(self._rng.uniform(0.02, 1.0), partial(self._take_away, gone))
+
+    def _take_away(self, log_id: LogId) -> None:
+        """Not the last one in sync: who was asked to remove it is no master any more."""
+        node = self._removed.get(log_id)
+        if node is not None and node.folder.log_id == log_id:
+            self._fault_disk(node)
 
     def _fault_topics(self, node: SimNode) -> None:
         """Topics come and go, and the largest minInSync with them."""

@@ -6,8 +6,9 @@ machine loses power (any prefix of what was not synced stays), its disk is lost 
 same name), it is paused for longer than a lease and goes on where it was; its clock runs up to 20 % fast or
 slow; its disk is slow by a factor of up to 100. Of the coordinator: down, unreachable for one node, requests
 lost or applied seconds later, answers lost, reads stale, success reported as conflict. All at any moment, in any
-combination, from the seed alone. With ``FirnLog`` the node's log is the broker's own above ``SimDisk``, which
-adds torn and half-written sectors.
+combination, from the seed alone. Of people: switchovers, brokers that are told to stop (``stopping``), replicas that
+are taken out of the group with their disks, another ``minInSync``. With ``FirnLog`` the node's log is the broker's own
+above ``SimDisk``, which adds torn and half-written sectors.
 
 Not in it: a disk that forgets what it has synced under its log_id, the last in-sync disk lost, two processes of
 one folder.

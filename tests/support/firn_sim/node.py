@@ -37,6 +37,7 @@ class Folder:
     log: ReplicaLog
     meta: Meta = field(default_factory=Meta)
     checkpoint: int = 0  # committed and dispatched up to there, durably
+    was_shut_down: bool = False  # the mark of a clean stop
     has_lost_tail: bool = False  # ghost: what was only written may be gone (cleared by a clean meta)
 
 
@@ -155,7 +156,9 @@ class SimNode:
             meta=folder.meta, log=log_view(log), committed=Position(folder.checkpoint),
             largest_min_in_sync=self.options.largest_min_in_sync, boot_id=f"{self.name}#{self.boots}",
             has_interval=self.options.has_interval, old_process_is_dead=self.rng.random() < 0.8,
+            was_shut_down=folder.was_shut_down,
         )  # fmt: skip
+        folder.was_shut_down = False
         self._events: deque[ev.Event] = deque()
         self._is_busy = False
         self._is_syncing = False
@@ -178,6 +181,21 @@ class SimNode:
         """The process dies; the page cache lives."""
         self._die()
         self.folder.log.kill()
+
+    def shut_down(self) -> None:
+        """The process ends in order; often the machine does too, and comes back by another boot."""
+        if self.state is None:
+            return
+        log, meta = self.folder.log, self.state.wanted
+        log.synced(log.written, log.cuts)
+        self._stored(meta)
+        self.folder.was_shut_down = True
+        self._die()
+        if self.rng.random() < 0.5:
+            self.boots += 1
+            log.lose_power(self.rng)
+        else:
+            log.kill()
 
     def lose_power(self) -> None:
         """The machine dies: what was not synced is gone, in part or whole."""
@@ -316,13 +334,16 @@ class SimNode:
         def done() -> None:
             if life != self.life:
                 return
-            self.folder.meta = action.meta
-            if not action.meta.is_unclean and action.meta.boot_id == f"{self.name}#{self.boots}":
-                self.folder.has_lost_tail = False
+            self._stored(action.meta)
             self.feed(ev.MetaStored(action.meta))
 
         self._stored_at = max(self._stored_at, self.world.now) + self._disk_delay()
         self.world.at(self._stored_at - self.world.now, done)
+
+    def _stored(self, meta: Meta) -> None:
+        self.folder.meta = meta
+        if not meta.is_unclean and meta.boot_id == f"{self.name}#{self.boots}":
+            self.folder.has_lost_tail = False
 
     def _append_epoch_start(self, action: ev.AppendEpochStart) -> None:
         log = self.folder.log
