@@ -96,7 +96,9 @@ def up(
         typer.Option(
             "--groups",
             metavar="N",
-            help="So many broker groups; with --coordinator: as many has the cluster.",
+            envvar="FIRN_GROUPS",
+            show_envvar=False,
+            help="So many broker groups; with --coordinator: as many has the cluster. Else $FIRN_GROUPS.",
         ),
     ] = 1,
     restart_after: Annotated[
@@ -135,7 +137,12 @@ def up(
     file = parse_config(Path(file_name).read_text(encoding="utf-8"), source=file_name) if file_name else None
     if not flags.get("data") and not (file or {}).get("data") and not os.environ.get("FIRN_DATA"):
         raise typer.BadParameter("no data folder: give --data DIR, `data` in the --config file or $FIRN_DATA")
-    settings = configure(flags, file=file, file_name=file_name, environment=os.environ).settings
+    found = configure(flags, file=file, file_name=file_name, environment=os.environ)
+    settings = found.settings
+    if settings.group is not None and settings.group.is_in_kubernetes:
+        from firn_node.kubernetes.pod import placed
+
+        settings = placed(found, os.environ)
     if settings.group is not None:
         settings = replace(settings, group=_placed(settings.group, replicas, groups))
     cluster = _planned(settings, replicas, groups)

@@ -18,13 +18,13 @@ import yaml
 from firn.errors import Invalid
 from firn.tls import is_loopback
 from firn.units import duration_ms, duration_text, size_bytes, size_text
-from firn_node.settings import BrokerSettings, GroupSettings, MemorySettings, SecuritySettings
+from firn_node.settings import KUBERNETES, BrokerSettings, GroupSettings, MemorySettings, SecuritySettings
 
 INDEX_KINDS = ("rocksdb", "files", "mirrored")
 # Variables of the same prefix that are no settings of a broker.
 OTHER_VARIABLES = (
-    "FIRN_BROKER", "FIRN_DEBUG", "FIRN_FAILPOINT", "FIRN_FAULTS", "FIRN_CONFIG", "FIRN_LOG", "FIRN_TOKEN",
-    "FIRN_TOKEN_FILE",
+    "FIRN_BROKER", "FIRN_DEBUG", "FIRN_FAILPOINT", "FIRN_FAULTS", "FIRN_CONFIG", "FIRN_GROUPS", "FIRN_LOG",
+    "FIRN_TOKEN", "FIRN_TOKEN_FILE",
 )  # fmt: skip
 _SERVICE_LINK = re.compile(r"FIRN_(.+_)?(SERVICE_HOST|SERVICE_PORT.*|PORT(_.*)?)")
 
@@ -61,6 +61,10 @@ def _path(value: object, *, field: str) -> str:
     return os.path.abspath(os.path.expanduser(_text(value, field=field)))
 
 
+def _coordinator(value: object, *, field: str) -> str:
+    return KUBERNETES if value == KUBERNETES else _path(value, field=field)
+
+
 def _index(value: object, *, field: str) -> str:
     if isinstance(value, str) and value in INDEX_KINDS:
         return value
@@ -72,6 +76,13 @@ def _address(value: object, *, field: str) -> tuple[str, int]:
     if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise Invalid(f"{field}: {value!r} is not an address; write HOST:PORT (port 0: any free one)")
     return host.strip("[]"), int(port)
+
+
+def _advertised(value: object, *, field: str) -> str:
+    host, port = _address(value, field=field)
+    if not port:
+        raise Invalid(f"{field}: {value!r} is no address that others can reach; give the port too")
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +114,8 @@ _SERVER = "FIRN_SERVER_"
 SETTINGS = (
     Setting("data", "data", _text, "The data folder; made when it is missing."),
     Setting("listen", None, _address, "HOST:PORT; port 0 takes a free one."),
+    Setting("advertise", "advertise", _advertised, "HOST:PORT where clients and replicas find it, if elsewhere."),
+    Setting("healthListen", None, _address, "HOST:PORT of a second port for probes and metrics alone, without TLS."),
     Setting("node", "node", _text, "This broker's name in status."),
     Setting("index", "index", _index, "The partition index: rocksdb, files or mirrored."),
     Setting("logSegmentBytes", "log_segment_bytes", size_bytes, "Size of a commit log file; retention frees whole ones."),
@@ -127,8 +140,10 @@ SETTINGS = (
     Setting("tlsCa", "security.tls_ca", _path, "The cluster's own CA (PEM, with its CRL).", _SERVER),
     Setting("tlsClientCa", "security.tls_client_ca", _path, "Further CAs (PEM), for clients alone.", _SERVER),
     Setting("tokens", "security.tokens", _path, "Bearer tokens, hashed (YAML; see `firn token`)."),
+    Setting("tokenReview", "security.token_review", _text, "Audience of service accounts' tokens: ask Kubernetes."),
     Setting("auditLog", "security.audit_log", _path, "Audit log; else `audit.log` in the data folder."),
-    Setting("coordinator", "group.coordinator", _path, "File of the group records: be a replica of a broker group."),
+    Setting("coordinator", "group.coordinator", _coordinator, "File of the group records, or kubernetes: be a replica."),
+    Setting("cluster", "group.cluster", _text, "With --coordinator kubernetes: the name of its BrokerCluster."),
     Setting("group", "group.group", _whole, "The number of its group."),
     Setting("groupReplicas", "group.replicas", _whole, "How many replicas its group is to have: the default of minInSync."),
     Setting("ordinal", "group.ordinal", _whole, "Its number among the replicas: a lower one stands first."),
@@ -227,6 +242,8 @@ def _settings(given: Mapping[str, Any]) -> BrokerSettings:
         target = BY_NAME[name].target
         if name == "listen":
             broker["host"], broker["port"] = value
+        elif name == "healthListen":
+            broker["health_host"], broker["health_port"] = value
         elif target is not None:
             part, _, field = target.rpartition(".")
             (parts[part] if part else broker)[field] = value
@@ -265,7 +282,7 @@ def check_listen(settings: BrokerSettings) -> None:
 
 def _settable() -> set[str]:
     named = {setting.target for setting in SETTINGS if setting.target}
-    return named | {"host", "port", "memory", "security", "group"}
+    return named | {"host", "port", "health_host", "health_port", "memory", "security", "group"}
 
 
 assert {f.name for f in fields(BrokerSettings)} - {"insecure"} <= _settable(), (
@@ -273,4 +290,4 @@ assert {f.name for f in fields(BrokerSettings)} - {"insecure"} <= _settable(), (
 )
 assert {f"memory.{f.name}" for f in fields(MemorySettings)} <= _settable()
 assert {f"security.{f.name}" for f in fields(SecuritySettings)} - {"security.local_ca"} <= _settable()
-assert {f"group.{f.name}" for f in fields(GroupSettings)} - {"group.groups"} <= _settable()
+assert {f"group.{f.name}" for f in fields(GroupSettings)} - {"group.groups", "group.namespace"} <= _settable()

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from firn_node.replication.doors.peers import Dialling
     from firn_node.security.guard import Guard
     from firn_node.security.trust import TrustFiles
+    from firn_node.server.health import HealthPort
 
 READY_POLL_S = 0.01
 _SAME_SIGNAL_S = 1.0  # a terminal's signal and that of the supervisor are one
@@ -68,7 +69,7 @@ async def run_broker(settings: BrokerSettings, topics: Sequence[TopicDocument], 
 
     stopping = _Stopping()
     stopping.listen()
-    async with _coordinator(settings) as coordinator:
+    async with _health(settings) as health, _coordinator(settings) as coordinator:
         parts: dict[str, Any] = {"coordinator": coordinator, "dialling": _dialling(settings)}
         if orders := os.environ.get("FIRN_FAULTS"):  # a drill's
             from firn_node.drills.faults import spoiled
@@ -76,11 +77,13 @@ async def run_broker(settings: BrokerSettings, topics: Sequence[TopicDocument], 
             parts = spoiled(orders, settings.data, **parts)
         while not stopping.is_set():
             broker = Broker(settings, **parts)
+            if health is not None:
+                health.starting()
             await broker.start()
             try:
                 if broker.group is None:
                     await _apply(broker, topics, announcer)
-                await _serve(broker, settings, topics, announcer, stopping)
+                await _serve(broker, settings, topics, announcer, stopping, health)
             except Unavailable:
                 if not broker.starts_anew:
                     raise
@@ -97,14 +100,38 @@ async def _apply(broker: "Broker", topics: Sequence[TopicDocument], announcer: A
 
 
 @contextlib.asynccontextmanager
+async def _health(settings: BrokerSettings) -> "AsyncIterator[HealthPort | None]":
+    """The port for probes, open before anything that takes time."""
+    if not settings.health_host:
+        yield None
+        return
+    from firn_node.server.health import HealthPort
+
+    try:
+        port = HealthPort(settings.health_host, settings.health_port)
+    except OSError as error:
+        raise _port_error(f"{settings.health_host}:{settings.health_port}", error) from error
+    try:
+        yield port
+    finally:
+        await port.close()
+
+
+@contextlib.asynccontextmanager
 async def _coordinator(settings: BrokerSettings) -> "AsyncIterator[Coordinator | None]":
     """A replica's handle of the group records."""
     if settings.group is None:
         yield None
         return
-    from firn_node.coordinator import SqliteCoordinator
+    coordinator: Coordinator
+    if settings.group.is_in_kubernetes:
+        from firn_node.kubernetes.cluster import coordinator_of
 
-    coordinator = SqliteCoordinator(settings.group.coordinator)
+        coordinator = await coordinator_of(settings.group)
+    else:
+        from firn_node.coordinator import SqliteCoordinator
+
+        coordinator = SqliteCoordinator(settings.group.coordinator)
     try:
         yield coordinator
     finally:
@@ -122,9 +149,10 @@ def _dialling(settings: BrokerSettings) -> "Dialling | None":
 
 async def _serve(
     broker: "Broker", settings: BrokerSettings, topics: Sequence[TopicDocument], announcer: Announcer,
-    stopping: "_Stopping",
+    stopping: "_Stopping", health: "HealthPort | None",
 ) -> None:  # fmt: skip
     from firn_node.server import serve
+    from firn_node.server.metrics import metrics_text
 
     async with _security(broker, settings) as (trust, guard):
         try:
@@ -133,8 +161,10 @@ async def _serve(
                 peers=broker.group.peers if broker.group is not None else None,
             )  # fmt: skip
         except OSError as error:
-            raise _port_error(settings, error) from error
-        broker.address = server.address
+            raise _port_error(f"{settings.host}:{settings.port}", error) from error
+        broker.address = settings.advertise or server.address
+        if health is not None:
+            health.serving(broker.why_unready, lambda: metrics_text(server.context))
         try:
             await _answer(broker, server.address, topics, announcer, stopping)
         finally:
@@ -234,8 +264,7 @@ async def _until_stopped_or_failed(broker: "Broker", stopping: asyncio.Event) ->
         failed.cancel()
 
 
-def _port_error(settings: BrokerSettings, error: OSError) -> Exception:
-    address = f"{settings.host}:{settings.port}"
+def _port_error(address: str, error: OSError) -> Exception:
     if error.errno == errno.EADDRINUSE:
         return Unavailable(
             f"cannot listen on {address}: another process does; stop it, or give another --listen"

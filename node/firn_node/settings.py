@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from firn.errors import Invalid
 from firn.tls import Credentials
 
+KUBERNETES = "kubernetes"  # the coordinator that is no file: group records in Leases
+
 
 @dataclass(frozen=True, slots=True)
 class MemorySettings:
@@ -26,6 +28,7 @@ class SecuritySettings:
     tls_ca: str = ""  # the cluster's own CA: nodes, administrators, clients
     tls_client_ca: str = ""  # further CAs, for clients alone
     tokens: str = ""  # bearer tokens, hashed
+    token_review: str = ""  # audience of service accounts' tokens, which the Kubernetes API is asked about
     local_ca: str = ""  # folder of a CA of firn's own, that renews these files (`firn up --tls`)
     audit_log: str = ""  # with authentication; empty: `audit.log` in the data folder
 
@@ -35,7 +38,7 @@ class SecuritySettings:
 
     @property
     def has_authentication(self) -> bool:
-        return bool(self.tls_ca or self.tls_client_ca or self.tokens)
+        return bool(self.tls_ca or self.tls_client_ca or self.tokens or self.token_review)
 
     def as_client(self) -> Credentials:
         """What this broker shows to other nodes, and whom of them it believes."""
@@ -57,13 +60,23 @@ class SecuritySettings:
 class GroupSettings:
     """A broker's place among the replicas of its broker group."""
 
-    coordinator: str  # path of the SQLite file that keeps the group records of the cluster
+    coordinator: str  # path of the SQLite file that keeps the group records of the cluster, or KUBERNETES
     group: int = 0
     groups: int = 1  # of the cluster: partition p of a topic lives in group p % groups
     replicas: int = 0  # of the group, as it is to be; 0: only as many as it has
     ordinal: int = 0  # among the replicas of the group: the lower one stands first
     lease_ttl_ms: int = 3_000  # a master that is silent for so long is replaced
     replica_max_lag_ms: int = 0  # a standby without catch-up for so long leaves in_sync; 0: as leaseTtl
+    cluster: str = ""  # in Kubernetes: its BrokerCluster, whose name begins those of Leases and BrokerGroups
+    namespace: str = ""  # in Kubernetes: where all of these are
+
+    @property
+    def is_in_kubernetes(self) -> bool:
+        return self.coordinator == KUBERNETES
+
+    def object_of(self, group: object) -> str:
+        """The name of a group's Lease, and of its BrokerGroup."""
+        return f"{self.cluster}-{group}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +84,9 @@ class BrokerSettings:
     data: str  # the data folder
     host: str = "127.0.0.1"  # loopback: never open by accident
     port: int = 7700
+    advertise: str = ""  # HOST:PORT where clients and replicas find it; empty: where it listens
+    health_host: str = ""  # a second port, without TLS, for probes and metrics alone; empty: none
+    health_port: int = 0
     node: str = "firn-0"  # this broker's name in status
     insecure: bool = False  # listens beyond loopback without TLS and authentication; shown in status
     index: str = "rocksdb"  # rocksdb | files | mirrored
@@ -90,3 +106,8 @@ class BrokerSettings:
     memory: MemorySettings = field(default_factory=MemorySettings)
     security: SecuritySettings = field(default_factory=SecuritySettings)
     group: GroupSettings | None = None  # None: a broker of its own
+
+    @property
+    def address(self) -> str:
+        """Where others find it."""
+        return self.advertise or f"{self.host}:{self.port}"

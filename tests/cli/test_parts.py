@@ -154,7 +154,8 @@ def test_a_flag_wins_over_the_file_the_file_over_the_variable_and_that_over_the_
 @pytest.mark.parametrize("name", [setting.name for setting in SETTINGS])
 def test_every_setting_is_a_flag_a_file_key_and_a_variable_and_refuses_what_it_is_not(name: str) -> None:
     setting = next(s for s in SETTINGS if s.name == name)
-    given = default_text(setting) or ("30s" if setting.parse.__name__ == "duration_ms" else "x")
+    examples = {"duration_ms": "30s", "_address": "127.0.0.1:1", "_advertised": "broker:7700"}
+    given = default_text(setting) or examples.get(setting.parse.__name__, "x")
     beside = {other: "x" for other in ("tlsCert", "tlsKey") if name.startswith("tls") and other != name}
     assert configure({"data": "d", name: given, **beside}, environment={}).sources[name] == setting.flag
     file = {"data": "d", name: given, **beside}
@@ -163,8 +164,9 @@ def test_every_setting_is_a_flag_a_file_key_and_a_variable_and_refuses_what_it_i
         configure(beside, environment={"FIRN_DATA": "d", setting.variable: given}).sources[name]
         == f"${setting.variable}"
     )
-    if setting.name not in ("data", "node"):
-        wrong = "" if setting.parse.__name__ == "_path" else "?"  # any text may be a path
+    if setting.parse.__name__ != "_text":
+        any_text = ("_path", "_coordinator")  # may be a path
+        wrong = "" if setting.parse.__name__ in any_text else "?"
         with pytest.raises(Invalid, match=setting.flag):
             configure({"data": "d", name: wrong}, environment={})
 

@@ -125,7 +125,7 @@ class Broker:
     ) -> None:
         """``coordinator`` and ``dialling``: of a replica (``settings.group``), which closes neither."""
         self.settings = settings
-        self.address = f"{settings.host}:{settings.port}"
+        self.address = settings.address
         self._disk: Disk = disk or RealDisk(settings.data)
         self._clock: Clock = clock or RealClock()
         self._randomness: Randomness = randomness or RealRandomness()
@@ -436,6 +436,18 @@ class Broker:
         if self._state != "serving" or self.core.health.failed is not None:
             return False
         return self.group is None or self.group.is_settled
+
+    def why_unready(self) -> str | None:
+        """Why it is not to be counted on: it neither serves as master nor is an in-sync standby; None when it is.
+
+        May be asked by any thread.
+        """
+        if self._state != "serving":
+            return f"this broker is {self._state}"
+        group, failed = self.group, self.core.health.failed
+        if failed is not None or group is None:
+            return failed
+        return group.hindrance or (None if group.is_in_sync else "this standby is not in sync yet")
 
     async def failed(self) -> str:
         """Return, with the reason, once this process must end."""

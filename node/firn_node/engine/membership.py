@@ -38,7 +38,7 @@ def join_group(
         group_id,
         LogId(core.identity.log_id),
         Incarnation(core.randomness.bytes(8).hex()),
-        Member(core.settings.node, f"{core.settings.host}:{core.settings.port}", settings.ordinal),
+        Member(core.settings.node, core.settings.address, settings.ordinal),
     )
     lease_ttl = settings.lease_ttl_ms / 1000
     doors = Doors(

@@ -249,6 +249,8 @@ class GroupDriver:
             return None if core.may_read(state, self._now()) else _NO_READS
         if self.is_following:
             return None
+        if state.record is None and (why := self._coordination.unknown) is not None:
+            return why
         if core.master_address(state) is None:
             return "no replica acts as master"
         return "the master has not answered yet"

@@ -16,11 +16,11 @@ from prometheus_client.registry import Collector
 
 from firn_node.security.decision import Action
 from firn_node.server.context import Context
+from firn_node.server.health import METRICS_TYPE
 from firn_node.server.params import Call
 from firn_node.server.routes import Route
 
 _TOPICS_MAX = 200
-_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BROKER_GAUGES = ("epoch", "committed_position", "log_start", "log_end", "lag_bytes", "lag_seconds")
 _PARTITION_GAUGES = (
     "earliest", "latest", "horizon", "live_records", "dirty_ratio", "raw_bytes", "compacted_bytes",
@@ -152,11 +152,15 @@ def _partition_metrics(topics: list[dict[str, Any]]) -> Iterator[Metric]:
         yield gauge
 
 
-async def get_metrics(context: Context, call: Call) -> web.StreamResponse:
-    call.query.finish()
+def metrics_text(context: Context) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(BrokerCollector(context))
-    return web.Response(body=generate_latest(registry), headers={"Content-Type": _TYPE})
+    return generate_latest(registry)
+
+
+async def get_metrics(context: Context, call: Call) -> web.StreamResponse:
+    call.query.finish()
+    return web.Response(body=metrics_text(context), headers={"Content-Type": METRICS_TYPE})
 
 
 ROUTES = [Route("GET", "/metrics", get_metrics, Action.ADMIN)]

@@ -2,7 +2,7 @@
 
 Not knowing is no event: the core asks again. One read is under way at a time; a swap is asked once, and its answer may
 come late. What a person must look at (``Unusable``) stays in ``trouble`` until the coordinator answers again: a master
-that cannot renew its lease stops by itself.
+that cannot renew its lease stops by itself. ``unknown`` says why nothing is known at the moment.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from firn.errors import InvariantBroken
-from firn_node.coordinator import Absent, Coordinator, Done, Found, Reading, Refused, Unusable
+from firn_node.coordinator import Absent, Coordinator, Done, Found, Reading, Refused, Unreachable, Unusable
 from firn_node.replication.events import CompareAndSet, Outcome, ReadRecord, RecordRead, SwapAnswered
 from firn_node.replication.record import GroupId
 
@@ -38,6 +38,7 @@ class Coordination:
         self._is_reading = False
         self._next_read: int | None = None
         self.trouble: str | None = None
+        self.unknown: str | None = None
         self._spawn(self._watch())
 
     def read(self, action: ReadRecord) -> None:
@@ -98,6 +99,10 @@ class Coordination:
         if isinstance(reading, Unusable) and reading.reason != self.trouble:
             log.error("the coordinator cannot be used: %s", reading.reason)
         self.trouble = reading.reason if isinstance(reading, Unusable) else None
+        unknown = reading.reason if isinstance(reading, Unreachable) else None
+        if unknown is not None and self.unknown is None:
+            log.warning("the group record cannot be read: %s", unknown)
+        self.unknown = unknown
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(self._guarded(work))
