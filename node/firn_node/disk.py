@@ -115,6 +115,21 @@ def gather(
     return out
 
 
+def is_in_memory(file: File, position: int, size: int) -> bool:
+    """Whether a range can be read without a disk, by its two ends and its middle; False where nobody can tell."""
+    fd = file.fileno()
+    if fd is None or size <= 0:
+        return False
+    byte = bytearray(1)
+    try:
+        return all(
+            os.preadv(fd, [byte], at, os.RWF_NOWAIT) == 1
+            for at in (position, position + size // 2, position + size - 1)
+        )
+    except OSError:  # EAGAIN: it is not; ENOTSUP: this file system does not say
+        return False
+
+
 def read_file(disk: Disk, path: str) -> bytes:
     """All bytes of a file. *Errors*: FileNotFoundError."""
     file = disk.open(path)

@@ -117,7 +117,7 @@ class SegmentView:
     def _row(self, row: int, key: bytes) -> FoundRow | None:
         first_rows = self.reader.first_rows
         number = bisect_right(first_rows.data, row) - 1
-        return self.reader.rows(number).row(row - int(first_rows[number]), key)
+        return self.reader.rows_of_one(number).row(row - int(first_rows[number]), key)
 
 
 class View:

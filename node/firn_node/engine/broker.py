@@ -46,6 +46,7 @@ from firn.topicspec import TopicSpec, default_min_in_sync
 from firn.types import TOPICS_TOPIC
 from firn.wire import items
 from firn_node.clock import Clock, LogClock, Randomness, RealClock, RealRandomness
+from firn_node.compaction.ahead import AHEAD
 from firn_node.compaction.answers import ANSWER_BYTES_MAX, I64, Answers, Wanted, joined
 from firn_node.compaction.log import BLOCK_CACHE
 from firn_node.disk import Disk, RealDisk
@@ -211,6 +212,7 @@ class Broker:
             create_at=_FIRST_POSITION,
         )
         self._closing.callback(log.close)
+        self._closing.callback(AHEAD.settle, drops=True)  # it reads all of these
         secret = identity.secret_words()
         group = 0 if settings.group is None else settings.group.group
         self.core = core = Core(

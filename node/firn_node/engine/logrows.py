@@ -10,6 +10,7 @@ Any thread.
 
 from bisect import bisect_right
 from collections import OrderedDict
+from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
@@ -18,10 +19,12 @@ from numpy.typing import NDArray
 
 from firn.batch import Batch, iterate
 from firn.errors import Corrupt, MalformedBatch, OffsetExpired
+from firn_node.compaction.ahead import AHEAD, BATCH_BYTES_MIN, BATCHES
 from firn_node.compaction.answers import I64
 from firn_node.compaction.log import BLOCK_CACHE
 from firn_node.compaction.rows import BatchRows, open_rows
 from firn_node.compaction.taking import PLACE_COLUMNS, Even, Taking
+from firn_node.disk import is_in_memory
 from firn_node.engine.core import Core
 from firn_node.filecache import FileRange
 from firn_node.log.walk import headers, sound_bytes
@@ -113,8 +116,40 @@ class LogRows:
         self._places_held = 0
         self._truncations = core.log.truncations
 
-    def find(self, key: PartitionKey, offset: int) -> tuple[LogBatch, BatchRows] | None:
-        """The batch that holds an offset of a partition; None when it has expired. *Errors*: Corrupt."""
+    def _ask_ahead(self, key: PartitionKey, batch: LogBatch) -> None:
+        if batch.size >= BATCH_BYTES_MIN and self._is_real(batch):
+            AHEAD.ask(partial(self._check_ahead, key, batch.end, BATCHES))
+
+    def _is_real(self, batch: LogBatch) -> bool:
+        """Whether the machine can say what of the log is in memory."""
+        try:
+            with self.range(batch.position, batch.size).lease as file:
+                return file.fileno() is not None
+        except OffsetExpired:
+            return False
+
+    def _check_ahead(self, key: PartitionKey, offset: int, batches: int) -> None:
+        """Touch the batches from ``offset`` on that are in memory, and were not touched before."""
+        while batches:
+            entry = self._core.index.find(*key, offset)
+            if entry is None or entry.base_offset != offset or entry.size < BATCH_BYTES_MIN:
+                return
+            if self._known(key, offset) is None:
+                part = self.range(entry.position, entry.size)
+                with part.lease as file:
+                    is_there = is_in_memory(file, part.start, entry.size)
+                if not is_there:
+                    return
+                self.find(key, offset)
+            offset, batches = entry.end_offset, batches - 1
+
+    def find(
+        self, key: PartitionKey, offset: int, *, of_one: bool = False
+    ) -> tuple[LogBatch, BatchRows] | None:
+        """The batch that holds an offset of a partition; None when it has expired. *Errors*: Corrupt.
+
+        ``of_one``: for one key, so at a first touch the next batches are checked ahead.
+        """
         truncations = self._core.log.truncations
         run, data = self._known(key, offset), b""
         try:
@@ -132,6 +167,8 @@ class LogRows:
             return None  # since a line ago
         if rows.even is not None:
             self._note_place(key, batch, rows.even, truncations)
+        if of_one and data:
+            self._ask_ahead(key, batch)
         return batch, rows
 
     def take_known(self, key: PartitionKey, offsets: I64, picks: I64, taking: Taking) -> NDArray[np.bool_]:

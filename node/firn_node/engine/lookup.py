@@ -135,7 +135,7 @@ class Lookup:
         if pending is not None:
             batch = self.batches.run(pending.position, pending.size)[0]
             return WholeRows(batch).row(offset - pending.base, key)
-        found = self._rows.find(partition.key, offset)
+        found = self._rows.find(partition.key, offset, of_one=True)
         try:
             return None if found is None else found[1].row(offset - found[0].base, key)
         except OffsetExpired:
