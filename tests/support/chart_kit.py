@@ -1,11 +1,11 @@
 """The chart rendered by Helm. ``python -m chart_kit`` writes the golden renders anew; look at the difference."""
 
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import yaml
+from cluster.tools import tool
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "helm"
@@ -39,17 +39,11 @@ RENDERS: dict[str, dict[str, Any]] = {
 }
 
 
-def helm() -> str | None:
-    """The program: of the test cluster's tools, else of the machine."""
-    return shutil.which("helm")
-
-
 def run(*arguments: str, values: dict[str, Any] | None = None) -> "subprocess.CompletedProcess[str]":
-    found = helm()
-    assert found is not None, "helm is not here"
+    """One run of Helm, of the version that the tests' clusters have."""
     given = yaml.safe_dump(values or {})
     return subprocess.run(
-        [found, *arguments, "--values", "-"],
+        [str(tool("helm")), *arguments, "--values", "-"],
         input=given,
         capture_output=True,
         text=True,

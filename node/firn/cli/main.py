@@ -8,14 +8,20 @@ import typer
 
 from firn import __version__
 from firn.cli import bench, compact, consume, lookup, operating, produce, status, topics
+from firn.cli.kube import commands as kube
 from firn.cli.running import (
     BrokerOption,
+    ClusterOption,
+    ContextOption,
     Failure,
+    NamespaceOption,
+    ServiceAccountOption,
     TimeoutOption,
     TlsCaOption,
     TlsCertOption,
     TlsKeyOption,
     TokenFileOption,
+    is_plugin,
     quiet_stdout,
     sentence_of,
     set_common,
@@ -23,6 +29,7 @@ from firn.cli.running import (
 from firn.errors import FirnError, Unavailable
 
 NODE_COMMANDS = ("up", "token", "verify", "dump", "index", "drill")
+PLACE_OPTIONS = ("--context", "-n", "--namespace", "--cluster", "--service-account")
 _NO_BROKER = "; start a broker with `firn up --data DIR`, or say where it is with --broker or $FIRN_BROKER"
 _CLI_HELP = "firn: a key-compacted message log. Exit codes: 0 done, 1 failed, 2 wrong usage."
 
@@ -40,6 +47,10 @@ def _common(
     tls_cert: TlsCertOption = None,
     tls_key: TlsKeyOption = None,
     token_file: TokenFileOption = None,
+    context: ContextOption = None,
+    namespace: NamespaceOption = None,
+    cluster: ClusterOption = None,
+    service_account: ServiceAccountOption = None,
     version: bool = typer.Option(
         False, "--version", callback=_print_version, is_eager=True, help="Show the version."
     ),
@@ -51,6 +62,10 @@ def _common(
         tls_cert=tls_cert,
         tls_key=tls_key,
         token_file=token_file,
+        context=context,
+        namespace=namespace,
+        cluster=cluster,
+        service_account=service_account,
     )
 
 
@@ -65,7 +80,7 @@ def build() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_common)
-    for module in (topics, produce, consume, lookup, compact, status, operating, bench):
+    for module in (topics, produce, consume, lookup, compact, status, operating, bench, kube):
         module.register(app)
     missing: ImportError | None = None
     found = entry_points(group="firn.commands")
@@ -102,10 +117,30 @@ def _register_stubs(app: typer.Typer, missing: ImportError | None) -> None:
             stub(name)
 
 
+def hoisted(arguments: list[str]) -> list[str]:
+    """The arguments with the options of Kubernetes before the command's name, where people of kubectl put them behind.
+
+    ``firn up`` has settings of its own by such names, so its arguments stay as they are, as does what follows ``--``.
+    """
+    if "up" in arguments[:1]:
+        return arguments
+    front, rest = [], list(arguments)
+    at = 0
+    while at < len(rest) and rest[at] != "--":
+        name, equals, _ = rest[at].partition("=")
+        if name not in PLACE_OPTIONS or (not equals and at + 1 == len(rest)):
+            at += 1
+            continue
+        width = 1 if equals else 2
+        front += rest[at : at + width]
+        del rest[at : at + width]
+    return front + rest
+
+
 def main() -> None:
     """Run the command line and leave the process with its exit code."""
     try:
-        build()()
+        build()(args=hoisted(sys.argv[1:]), prog_name="kubectl firn" if is_plugin() else "firn")
     except Failure as error:
         _end(str(error))
     except BrokenPipeError:

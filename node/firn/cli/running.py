@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
@@ -120,6 +121,32 @@ TokenFileOption = Annotated[
         show_default=False,
     ),
 ]
+ContextOption = Annotated[
+    str | None,
+    typer.Option(
+        "--context", metavar="CONTEXT", help="Ask brokers in Kubernetes, by this context of the kubeconfig.",
+        show_default=False,
+    ),
+]  # fmt: skip
+NamespaceOption = Annotated[
+    str | None,
+    typer.Option(
+        "-n", "--namespace", metavar="NAME", help="Their namespace; else the context's.", show_default=False
+    ),
+]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster", metavar="NAME", help="The BrokerCluster, where there are several.", show_default=False
+    ),
+]
+ServiceAccountOption = Annotated[
+    str | None,
+    typer.Option(
+        "--service-account", metavar="NAME", show_default=False,
+        help="Be this ServiceAccount, by a token made now; else an administrator, by the Secret CLUSTER-admin.",
+    ),
+]  # fmt: skip
 OutputOption = Annotated[
     str | None,
     typer.Option(
@@ -136,11 +163,18 @@ OutputOption = Annotated[
 def connect(broker: str | None, timeout: str | None) -> "Client":
     """A client for the given options, or those given before the command's name, or the defaults.
 
-    Errors: typer.BadParameter when ``$FIRN_BROKER`` is no address.
+    Errors: typer.BadParameter when ``$FIRN_BROKER`` is no address; Failure when a cluster in Kubernetes is meant and
+    there is none, or no way to it.
     """
+    given = _common_options()
+    if broker is None and (place := kubernetes_place()) is not None:
+        from firn.cli.kube.access import cluster_client
+
+        return cluster_client(
+            place, timeout=duration_ms(timeout or given.get("timeout") or DEFAULT_TIMEOUT) / 1000
+        )
     from firn.client import Client  # brings aiohttp, which `firn --help` need not wait for
 
-    given = _common_options()
     address = broker or given.get("broker") or os.environ.get("FIRN_BROKER") or DEFAULT_BROKER
     try:
         _addresses(address)
@@ -162,6 +196,39 @@ _common: dict[str, str | None] = {}
 
 def _common_options() -> dict[str, str | None]:
     return _common
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesPlace:
+    """Where in Kubernetes a cluster of brokers is, and who asks. None: as the kubeconfig has it, or the only one."""
+
+    context: str | None = None
+    namespace: str | None = None
+    cluster: str | None = None
+    service_account: str | None = None
+
+
+def is_plugin() -> bool:
+    """Whether this is ``kubectl firn``."""
+    return os.path.basename(sys.argv[0]).startswith(("kubectl-firn", "kubectl_firn"))
+
+
+def kubernetes_place() -> KubernetesPlace | None:
+    """The place when a cluster in Kubernetes is meant: by its options, or as kubectl's plugin without --broker."""
+    given = _common_options()
+    place = KubernetesPlace(*(given.get(name) for name in KubernetesPlace.__slots__))
+    if place != KubernetesPlace():
+        if given.get("broker"):
+            raise typer.BadParameter(
+                "--broker is for brokers at an address: give it, or --context, --namespace and --cluster"
+            )
+        return place
+    return place if is_plugin() and not given.get("broker") else None
+
+
+def needed_place() -> KubernetesPlace:
+    """The place, for a command that makes sense in Kubernetes alone: the kubeconfig's own when none is given."""
+    return kubernetes_place() or KubernetesPlace()
 
 
 def set_common(**given: str | None) -> None:

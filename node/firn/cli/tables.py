@@ -7,12 +7,13 @@ from typing import Any
 from firn.cli.times import time_text
 
 
-def _table(title: str | None, columns: Iterable[tuple[str, str]], rows: Iterable[Iterable[object]]) -> None:
+def print_table(columns: Iterable[tuple[str, str]], rows: Iterable[Iterable[object]]) -> None:
+    """Columns as (heading, "l" or "r"); None shows as a dash."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, header_style="bold")
     for name, justify in columns:
         table.add_column(name, justify="right" if justify == "r" else "left", overflow="fold")
     for row in rows:
@@ -58,7 +59,7 @@ def print_topics(topics: list[dict[str, Any]]) -> None:
         if count is None:
             count = (topic.get("spec") or {}).get("partitions")
         rows.append((topic.get("name"), count))
-    _table(None, [("TOPIC", "l"), ("PARTITIONS", "r")], rows)
+    print_table([("TOPIC", "l"), ("PARTITIONS", "r")], rows)
 
 
 def print_topic(topic: Mapping[str, Any]) -> None:
@@ -107,7 +108,7 @@ def _print_partitions(topic: Mapping[str, Any]) -> None:
                 bytes_text(p.get("compacted_bytes")), _last_compaction(p.get("last_compaction")),
             )
         )  # fmt: skip
-    _table(None, columns, rows)
+    print_table(columns, rows)
 
 
 def _lag_text(broker: Mapping[str, Any]) -> str:
@@ -145,7 +146,7 @@ def print_status(status: Mapping[str, Any]) -> None:
              "yes" if b.get("in_sync") else "no", _lag_text(b), number_text(b.get("committed_position")), size,
              _reason_text(b))
         )  # fmt: skip
-    _table(None, columns, rows)
+    print_table(columns, rows)
     for topic in status.get("topics", []):
         print(f"\n{topic.get('name')}")
         _print_partitions(topic)
@@ -165,4 +166,4 @@ def print_compaction(run: Mapping[str, Any]) -> None:
         )
         for p in run["partitions"]
     ]  # fmt: skip
-    _table(None, columns, rows)
+    print_table(columns, rows)

@@ -11,6 +11,7 @@ import os
 import shutil
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from firn.cli.kube.finding import (
@@ -23,9 +24,10 @@ from firn.cli.kube.finding import (
 )
 from firn.cli.kube.forwarding import Forwards
 from firn.cli.kube.kubectl import Kubectl, Refused
-from firn.cli.running import Failure
+from firn.cli.running import Failure, KubernetesPlace
 from firn.client import Client
 
+CREDENTIALS = ("FIRN_TLS_CA", "FIRN_TLS_CERT", "FIRN_TLS_KEY", "FIRN_TOKEN", "FIRN_TOKEN_FILE")
 AUDIENCE = "firn.dev"
 TOKEN_TIME = "24h"  # the API server may grant less
 RESOURCES = (
@@ -61,6 +63,16 @@ def find(kubectl: Kubectl, cluster: str | None) -> Found:
     return Found(chosen_cluster(of_kind(objects, "BrokerCluster"), cluster, kubectl.namespace), objects)
 
 
+def cluster_client(place: KubernetesPlace, *, timeout: float) -> "ClusterClient":
+    """A client of the cluster that is meant. Credentials of the environment are for other brokers."""
+    for name in CREDENTIALS:
+        os.environ.pop(name, None)
+    kubectl = Kubectl(place.context, place.namespace)
+    return ClusterClient(
+        kubectl, find(kubectl, place.cluster), timeout=timeout, service_account=place.service_account
+    )
+
+
 class ClusterClient(Client):
     """A client whose connections are forwarded, and whose keys go when it is closed."""
 
@@ -69,11 +81,11 @@ class ClusterClient(Client):
     ) -> None:
         """Errors: Failure when no broker runs, or the user may not have credentials."""
         addresses = broker_addresses(found.cluster, found.groups(), of_kind(found.objects, "Pod"))
-        self._folder = tempfile.mkdtemp(prefix="firn-")  # mode 0700
-        atexit.register(shutil.rmtree, self._folder, ignore_errors=True)
+        self.folder = Path(tempfile.mkdtemp(prefix="firn-"))  # mode 0700
+        atexit.register(shutil.rmtree, self.folder, ignore_errors=True)
         self._forwards = Forwards(kubectl)
         credentials = (
-            {} if is_insecure(found.cluster) else _credentials(kubectl, found, service_account, self._folder)
+            {} if is_insecure(found.cluster) else _credentials(kubectl, found, service_account, self.folder)
         )
         super().__init__(
             ",".join(addresses), timeout=timeout, dial=self._forwards, tls_ca=credentials.get("tls_ca"),
@@ -85,10 +97,10 @@ class ClusterClient(Client):
             await super().close(flush=flush)
         finally:
             await self._forwards.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _credentials(kubectl: Kubectl, found: Found, service_account: str | None, folder: str) -> dict[str, str]:
+def _credentials(kubectl: Kubectl, found: Found, service_account: str | None, folder: Path) -> dict[str, str]:
     if service_account is not None:
         ca = kubectl.get("configmap", f"{found.name}-ca").get("data", {}).get("ca.crt", "")
         token = kubectl.run(
@@ -112,9 +124,9 @@ def _credentials(kubectl: Kubectl, found: Found, service_account: str | None, fo
     return {"tls_ca": files["ca.crt"], "tls_cert": files["tls.crt"], "tls_key": files["tls.key"]}
 
 
-def _kept(folder: str, name: str, data: bytes) -> str:
+def _kept(folder: Path, name: str, data: bytes) -> str:
     """A file that nobody else can read."""
-    path = os.path.join(folder, name)
+    path = str(folder / name)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(data)
     return path
