@@ -18,9 +18,7 @@ CLUSTER_FINALIZER = "firn.dev/cluster"
 RECORD = "firn.dev/group-record"  # annotation of a group's Lease
 APPLIED = "firn.dev/applied"  # hash of what the operator applied last
 CONFIG_HASH = "firn.dev/config-hash"
-PAUSED, HIBERNATE, RESTART, FENCED = (
-    f"firn.dev/{verb}" for verb in ("paused", "hibernate", "restart", "fenced")
-)
+PAUSED, HIBERNATE, RESTART = (f"firn.dev/{verb}" for verb in ("paused", "hibernate", "restart"))
 STAGE = "firn.dev/ca-stage"  # of the change of a CA, and since when
 
 LABEL_NAME, LABEL_MANAGED_BY = "app.kubernetes.io/name", "app.kubernetes.io/managed-by"

@@ -1,0 +1,74 @@
+"""Watches, by kopf: every event of every kind goes to the feed, and nothing else happens here.
+
+kopf keeps no state of ours (no finalizers, annotations or Events of its own), and is asked for the objects of ours alone by
+label. It is started when this operator leads, and only then.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import kopf
+
+from firn_operator.kube import NODE, OWNED, WATCHED, Kind, Obj
+from firn_operator.names import SELECTOR
+
+Event = Callable[[Obj, bool], Awaitable[None]]
+
+
+def registry_of(event: Event, *, sees_nodes: bool) -> kopf.OperatorRegistry:
+    """The handlers: ``event(obj, is_gone)`` for whatever is watched."""
+    registry = kopf.OperatorRegistry()
+
+    async def login(**kwargs: Any) -> kopf.ConnectionInfo | None:
+        return kopf.login_with_service_account(**kwargs) or kopf.login_with_kubeconfig(**kwargs)
+
+    kopf.on.login(registry=registry)(login)
+    for kind in (*WATCHED, *OWNED, *((NODE,) if sees_nodes else ())):
+        kopf.on.event(*_place(kind), registry=registry, id=kind.kind)(_handler(kind, event))
+    return registry
+
+
+def _place(kind: Kind) -> tuple[str, str, str]:
+    group, _, version = kind.api_version.rpartition("/")
+    return group, version, kind.plural
+
+
+def _handler(kind: Kind, event: Event) -> Callable[..., Awaitable[None]]:
+    async def handle(type: str | None, body: kopf.Body, **_: Any) -> None:
+        obj: Obj = {"apiVersion": kind.api_version, "kind": kind.kind, **dict(body)}
+        await event(obj, type == "DELETED")
+
+    return handle
+
+
+def settings_of() -> kopf.OperatorSettings:
+    settings = kopf.OperatorSettings()
+    settings.posting.enabled = False
+    settings.scanning.disabled = True  # no right to watch CRDs and namespaces is needed
+    settings.peering.standalone = True
+    settings.watching.server_timeout = 300
+    settings.watching.client_timeout = 310
+    settings.networking.error_backoffs = _Backoffs()
+    settings.persistence.finalizer = "firn.dev/none"
+    for kind in OWNED:
+        settings.watching.label_selectors[_place(kind)] = SELECTOR
+    return settings
+
+
+class _Backoffs:
+    """Pauses between tries of a request that fails: longer and longer, and for ever."""
+
+    def __iter__(self) -> Any:
+        pause = 0.5
+        while True:
+            yield pause
+            pause = min(pause * 1.7, 30.0)
+
+
+async def watch(event: Event, *, namespaces: tuple[str, ...], sees_nodes: bool, stop: asyncio.Event) -> None:
+    """Watch until ``stop``. Errors: whatever ends a watch for good; the process ends with it."""
+    await kopf.operator(
+        registry=registry_of(event, sees_nodes=sees_nodes), settings=settings_of(), standalone=True,
+        clusterwide=not namespaces, namespaces=list(namespaces), stop_flag=stop,
+    )  # fmt: skip
