@@ -115,7 +115,7 @@ async def run(settings: Settings) -> None:
         randomness=randomness,
     )
     metrics = Metrics()
-    sees_nodes = not settings.namespaces and await _may_list_nodes(real)
+    sees_nodes = await _may_list_nodes(real)
     operator = Operator(
         Fencing(real, leader.is_leading), RealBrokers(), image=settings.image, sees_nodes=sees_nodes,
         randomness=randomness, metrics=metrics,
@@ -208,7 +208,7 @@ async def _stoppable(waiting: Awaitable[None], stop: asyncio.Event) -> None:
 
 
 async def _may_list_nodes(kube: RealKube) -> bool:
-    """Whether nodes may be seen: with rights for some namespaces alone they may not, and drains go unseen."""
+    """Whether nodes may be seen; where they may not, drains and lost nodes go unseen."""
     with contextlib.suppress(Forbidden):
         await kube.list(NODE, None)
         return True
@@ -219,7 +219,7 @@ async def show_plan(settings: Settings) -> list[str]:
     """What would be done now for every cluster, one line each; nothing is changed."""
     real = RealKube(await load_client(), namespaces=settings.namespaces)
     try:
-        sees_nodes = not settings.namespaces and await _may_list_nodes(real)
+        sees_nodes = await _may_list_nodes(real)
         operator = Operator(
             Fencing(real, lambda: False),
             RealBrokers(),
