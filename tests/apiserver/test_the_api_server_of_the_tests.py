@@ -63,5 +63,5 @@ def _is_missing(api: Api, path: str) -> bool:
 
 
 def _processes_that_name(folder: Path) -> list[str]:
-    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(["ps", "-eww", "-o", "args"], capture_output=True, text=True, check=True).stdout
     return [line for line in listed.splitlines() if str(folder) in line]

@@ -68,7 +68,14 @@ class _StampedLocator:
 
 
 class _GivenFolder(_StampedLocator, caching.UserProvidedCacheLocator):
-    """``NUMBA_CACHE_DIR``, when it is set."""
+    """``NUMBA_CACHE_DIR``, when it is set: also when it cannot be written, as in an image, if kernels are in it."""
+
+    def ensure_cache_path(self) -> None:
+        try:
+            super().ensure_cache_path()
+        except OSError:
+            if not any(Path(self.get_cache_path()).glob("*.nbi")):
+                raise
 
 
 class _PackageFolder(_StampedLocator, caching.InTreeCacheLocator):
@@ -88,6 +95,8 @@ def compiled_kernel(function: Callable[..., Any], signatures: list[str]) -> tupl
     try:
         made: Any = _njit(signatures, cache=True, **options)(function)
         return made, bool(made.stats.cache_misses)
+    except OSError:  # it was compiled, and could not be written
+        return _njit(signatures, **options)(function), True
     except RuntimeError as error:
         if "cannot cache" not in str(error):
             raise
