@@ -1,5 +1,5 @@
 """What every test may ask for. A fixture costs nothing until a test names it."""
 
-from cluster.fixtures import apiserver
+from cluster.fixtures import apiserver, nodes
 
-__all__ = ["apiserver"]
+__all__ = ["apiserver", "nodes"]

@@ -56,5 +56,5 @@ class ApiServer(Client):
 
 
 def _remove(folder: Path, processes: Processes) -> None:
-    processes.stop()
+    processes.kill()
     shutil.rmtree(folder)

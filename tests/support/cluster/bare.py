@@ -17,7 +17,7 @@ from cluster.client import Client
 from cluster.control import ControlPlane
 from cluster.errors import CannotRun
 from cluster.network import Network
-from cluster.node import PAUSE_IMAGE, Node
+from cluster.node import PAUSE_IMAGE, Node, load
 from cluster.processes import Processes, wait_until
 from cluster.storage import Volumes
 from cluster.sweep import sweep
@@ -49,6 +49,7 @@ class BareCluster(Client):
         self.audit = AuditLog(self.control.audit_log)
         self.control.start_controllers()
         self.control.start_scheduler()
+        self._loaded: set[Path] = set()
         numbers = range(1, count + 1)
         self.nodes = [Node(number, ground.folder, self.network, processes) for number in numbers]
         proxies = self.control.kubeconfig("system:kube-proxy")
@@ -97,10 +98,11 @@ class BareCluster(Client):
         return next(node for node in self.nodes if node.name == name)
 
     def load(self, *archives: Path) -> None:
-        """Images, onto every node."""
-        for node in self.nodes:
-            for archive in archives:
-                node.load(archive)
+        """Images, onto every node that does not have them yet."""
+        for archive in archives:
+            if archive not in self._loaded:
+                load([node.socket for node in self.nodes], archive)
+                self._loaded.add(archive)
 
     def _is_ready(self) -> bool:
         told = self.api.get("/apis/apps/v1/namespaces/kube-system/daemonsets/coredns")["status"]
@@ -138,14 +140,9 @@ class _Ground:
         """Everything ended and removed, the slot free."""
         if self.volumes:
             self.volumes.stop()
-        self.processes.stop(only=_is_kubelet)  # or they would start what is being ended
-        self.processes.stop()
+        self.processes.kill()
         sweep(self.folder, self.network)
         os.close(self._lock)
-
-
-def _is_kubelet(name: str) -> bool:
-    return name.endswith("-kubelet")
 
 
 def _system_image(name: str, program: str) -> Path:

@@ -108,7 +108,7 @@ class ControlPlane:
         wait_until(admin.is_ready, "the API server is ready", by=[server, etcd])
 
     def stop_api_server(self) -> None:
-        self.processes.stop(only=lambda name: name == "kube-apiserver")
+        self.processes.stop("kube-apiserver")
 
     def start_controllers(self, only: Sequence[str] = ("*",)) -> None:
         """kube-controller-manager; `only` names the controllers wanted (``namespace-controller``)."""

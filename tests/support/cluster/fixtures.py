@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.apiserver import ApiServer
+from cluster.bare import BareCluster
 
 
 @pytest.fixture(scope="session")
@@ -12,3 +13,10 @@ def apiserver() -> Iterator[ApiServer]:
     """One API server for the whole run: tests keep to namespaces of their own (`apiserver.namespace()`)."""
     with ApiServer.start() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Iterator[BareCluster]:
+    """One cluster of three nodes for the whole run, whose nodes may be cut off and stopped: heal what you break."""
+    with BareCluster.start(nodes=3) as cluster:
+        yield cluster

@@ -52,6 +52,8 @@ _LOCKED = ("pyproject.toml", "uv.lock", "README.md", "LICENSE", ".dockerignore")
 NODE = Image("firn", "node/Dockerfile", (*_LOCKED, "node/firn", "node/firn_node"))
 OPERATOR = Image("firn-operator", "operator/Dockerfile", (*_LOCKED, "node/firn", "operator/firn_operator"))
 
+IMAGES = {"node": NODE, "operator": OPERATOR}
+
 
 def archive(image: Image) -> Path:
     """A docker-archive of the image as the tree is now, built if there is none.
@@ -81,7 +83,9 @@ def _base() -> str:
         with tempfile.TemporaryDirectory(prefix="firn-base-") as folder:
             root = Path(folder) / "root"
             suite = ["bookworm", root]
-            quick = "DPKG_FORCE=unsafe-io"  # no fsync for each file of a folder that is thrown away on a crash
+            quick = (
+                "DPKG_FORCE=unsafe-io"  # no fsync for each file of a folder that is thrown away on a crash
+            )
             include = f"--include={_BASE_PACKAGES}"
             host.run("env", quick, "debootstrap", "--variant=minbase", include, *suite)
             for unneeded in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale"):

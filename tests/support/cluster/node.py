@@ -7,6 +7,7 @@ that ends. What is left then are a cgroup and a folder, which `sweep` removes.
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,13 @@ CGROUPS = Path("/sys/fs/cgroup")
 PAUSE_IMAGE = "localhost/pause:1"
 # Folders that programs of a node write to whatever they are told; an empty one each.
 _OWN_FOLDERS = ("/run", "/var/log", "/var/lib/cni")
+
+
+def load(sockets: Sequence[Path], archive: Path) -> None:
+    """An image from a docker-archive, into the containerd behind each socket; there for pods on return."""
+    with ThreadPoolExecutor(len(sockets)) as pool:
+        command = ("-n", "k8s.io", "images", "import", archive)
+        list(pool.map(lambda socket: host.run("ctr", "-a", socket, *command), sockets))
 
 
 class Node:
@@ -57,14 +65,11 @@ class Node:
         self._start("containerd", [host.program("containerd"), "-c", config])
         wait_until(self.socket.exists, "containerd's socket", by=[self._process("containerd")])
 
-    def load(self, archive: Path) -> None:
-        """An image from a docker-archive; there for pods on return."""
-        host.run("ctr", "-a", self.socket, "-n", "k8s.io", "images", "import", archive)
-
     def start_kubelet(self, control: ControlPlane) -> None:
         self._make_cgroup()
         user = f"system:node:{self.name}"
-        serving = control.authority.sign(user, organization="system:nodes", hosts=[self.name, self.address])
+        hosts = [self.name, self.address]
+        serving = control.authority.sign(f"kubelet-{self.name}", organization="system:nodes", hosts=hosts)
         resolv = self.folder / "resolv.conf"
         resolv.write_text("")  # pods with dnsPolicy Default: nothing of this machine's own
         config = {
@@ -125,7 +130,7 @@ class Node:
 
     def stop_kubelet(self) -> None:
         """Its containers run on; the cluster thinks the node lost after the grace period."""
-        self._processes.stop(only=lambda name: name == f"{self.name}-kubelet")
+        self._processes.stop(f"{self.name}-kubelet")
 
     def restart_kubelet(self) -> None:
         self._start("kubelet", self._kubelet_command)

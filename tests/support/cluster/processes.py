@@ -72,7 +72,7 @@ class Process:
 
 @dataclass(slots=True)
 class Processes:
-    """Those of one cluster, in the order of their start; stopped from the last to the first."""
+    """Those of one cluster, in the order of their start."""
 
     logs: Path
     running: list[Process] = field(default_factory=list)
@@ -95,10 +95,17 @@ class Processes:
     def named(self, name: str) -> Process:
         return next(process for process in reversed(self.running) if process.name == name)
 
-    def stop(self, *, only: Callable[[str], bool] = lambda _: True) -> None:
-        for process in [process for process in reversed(self.running) if only(process.name)]:
+    def stop(self, name: str) -> None:
+        for process in [process for process in self.running if process.name == name]:
             process.stop()
             self.running.remove(process)
+
+    def kill(self) -> None:
+        """All of them, at once: what they keep is thrown away with them."""
+        for process in self.running:
+            process.signal(signal.SIGKILL)
+        while self.running:
+            self.running.pop().kill()
 
 
 def wait_until(holds: Callable[[], bool], what: str, *, by: Sequence[Process] = ()) -> None:

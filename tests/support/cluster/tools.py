@@ -1,8 +1,10 @@
 """The programs of a Kubernetes cluster, built once per version from the Go module proxy.
 
-A program lies in ``<cache>/<name>-<version>/<name>``; a second run finds it there. Kubernetes and etcd cannot be
-had by ``go install`` (their modules have ``replace`` lines), so each is built through a small module of ours,
-`go/*/go.mod`, whose `go.sum` pins every source by hash. ``python -m cluster pin`` writes both files anew.
+A program lies in ``<cache>/<name>-<version>/<name>``; a second run finds it there. Most are built through a small
+module of ours, `go/*`, whose `go.sum` pins every source by hash: Kubernetes and etcd because ``go install`` refuses
+modules with ``replace`` lines, CoreDNS because it takes minutes with plugins that nobody here asks for. For another
+version: change it here and in `go.mod`, of Kubernetes also in its ``replace`` lines (1.x.y is v0.x.y there), then run
+``go mod tidy`` in that folder.
 
 Versions: Kubernetes 1.34 is the newest that runs on hosts of cgroup v1 and with the containerd of Debian 12. etcd
 is of 3.6, because Debian's 3.4 lacks RequestWatchProgress and clients that stream their lists fail on it.
@@ -55,7 +57,7 @@ TOOLS = {
         _kubernetes("kube-proxy"),
         Tool("pause", "1", ".", "pause"),
         Tool("helm", "3.22.0", "helm.sh/helm/v3/cmd/helm"),
-        Tool("coredns", "1.14.7", "github.com/coredns/coredns"),
+        Tool("coredns", "1.14.7", ".", "coredns"),
     )
 }
 
