@@ -71,10 +71,11 @@ class _GivenFolder(_StampedLocator, caching.UserProvidedCacheLocator):
     """``NUMBA_CACHE_DIR``, when it is set: also when it cannot be written, as in an image, if kernels are in it."""
 
     def ensure_cache_path(self) -> None:
+        locator: Any = super()
         try:
-            super().ensure_cache_path()
+            locator.ensure_cache_path()
         except OSError:
-            if not any(Path(self.get_cache_path()).glob("*.nbi")):
+            if not any(Path(locator.get_cache_path()).glob("*.nbi")):
                 raise
 
 
