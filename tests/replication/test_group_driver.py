@@ -230,45 +230,6 @@ def test_epochs_of_removed_bytes_are_known_after_a_restart(tmp_path: Path) -> No
     run(story())
 
 
-def test_reads_wait_for_what_was_acknowledged_and_are_refused_elsewhere(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with group(tmp_path) as found:
-            await found.write(3, min_in_sync=2)
-            master = await found.until_master()
-            await master.driver.read_barrier()
-            master.engine.holds = True
-            await found.write(1)
-            reading = asyncio.create_task(master.driver.read_barrier())
-            done, _ = await asyncio.wait([reading], timeout=0.05)
-            assert not done
-            master.engine.holds = False
-            master.engine.dispatch(master.driver.committed)
-            master.driver.dispatched(master.engine.dispatched)
-            await reading
-            for node in others(found, master):
-                with pytest.raises(NotMaster):
-                    await node.driver.read_barrier()
-
-    run(story())
-
-
-def test_a_read_that_waits_when_its_master_is_deposed_is_refused(tmp_path: Path) -> None:
-    async def story() -> None:
-        async with group(tmp_path) as found:
-            master = await found.until_master()
-            master.engine.holds = True
-            await found.write(1, min_in_sync=2)
-            reading = asyncio.create_task(master.driver.read_barrier())
-            await asyncio.sleep(0)
-            await master.driver.switchover(others(found, master)[0].log_id)
-            with pytest.raises(NotMaster):
-                await reading
-            master.engine.holds = False
-            master.driver.dispatched(master.engine.dispatch(master.driver.committed))
-
-    run(story())
-
-
 def test_interval_writes_are_acknowledged_once_all_have_written_them_however_late_the_sync(
     tmp_path: Path,
 ) -> None:

@@ -140,7 +140,6 @@ class StandInEngine:
 
     log: CommitLog
     dispatched: int = 0
-    holds: bool = False  # dispatch comes no further
     loads: list[int] = field(default_factory=list)
     cuts: list[int] = field(default_factory=list)
     steps_down: list[str] = field(default_factory=list)
@@ -151,8 +150,7 @@ class StandInEngine:
 
     def dispatch(self, position: Position) -> Position:
         assert position <= self.log.durable_end
-        if not self.holds:
-            self.dispatched = position
+        self.dispatched = position
         return Position(self.dispatched)
 
     async def load_state(self, epoch: Epoch) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from firn.errors import FirnError, LimitExceeded, NotEnoughInSync, NotMaster, Unavailable
-from firn.types import Position
 from firn_node.replication import election, mastership, standby
 from firn_node.replication.events import (
     Action,
@@ -53,7 +52,6 @@ from firn_node.replication.messages import (
 from firn_node.replication.record import GroupRecord
 from firn_node.replication.rules import RULES, Rules
 from firn_node.replication.state import (
-    LOG_BEGIN,
     NEVER,
     NO_EPOCH,
     Following,
@@ -146,12 +144,6 @@ def no_lease() -> FirnError:
 def may_read(state: State, now: float, rules: Rules = RULES) -> bool:
     """Whether an answer to a read may leave now; asked when the read arrives and again when it is answered."""
     return rules.may_read(state, now)
-
-
-def read_barrier(state: State) -> Position:
-    """A read that arrives now answers once so much is committed and dispatched (rule 18)."""
-    acknowledged = state.mastery.acknowledged if state.mastery is not None else LOG_BEGIN
-    return max(state.committed, acknowledged)
 
 
 def master_address(state: State) -> str | None:

@@ -303,13 +303,6 @@ class GroupDriver:
         elif not self.is_following:
             raise self.not_master()
 
-    async def read_barrier(self) -> None:
-        self.check_read()
-        position = core.read_barrier(self.state)
-        if self.state.dispatched < position:
-            await self._requests.wait_for(position)
-            self.check_read()
-
     def check_master(self) -> None:
         """Errors: NotMaster, with the address of who is; Unavailable."""
         self._check_alive()
@@ -436,10 +429,6 @@ class GroupDriver:
 
     def _settle(self) -> None:
         """Let go of who waits for what has come about."""
-        state = self.state
-        self._requests.dispatched(state.dispatched)
-        if state.role is not Role.MASTER:
-            self._requests.refuse_reads(self.not_master())
         if self._requests.successor is not None:
             self._settle_switchover()
         if self._left is not None and not self._left.done() and not self.is_in_sync:
@@ -464,7 +453,6 @@ class GroupDriver:
         self._tell_writes()
         self._events.clear()
         self._requests.time_out(reason)
-        self._requests.refuse_reads(Unavailable(reason))
         self._requests.refuse_switchover(reason)
 
     def fail(self, reason: str, *, is_bug: bool = False) -> None:

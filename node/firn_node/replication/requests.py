@@ -1,4 +1,4 @@
-"""Who waits for a group: writes for their acknowledgement, reads for a position, people for a switchover.
+"""Who waits for a group: writes for their acknowledgement, people for a switchover.
 
 Invariants: every wait ends exactly once; writes of one turn of the event loop that ask for the same share a ticket,
 and so an answer: they are written, synced and replicated together.
@@ -40,7 +40,6 @@ class Requests:
         self._turn: _Turn | None = None
         self._tickets: dict[int, Wait] = {}
         self._newest_ticket = 0
-        self._reads: list[tuple[int, Wait]] = []
         self._switchover: _Switchover | None = None
 
     # Writes.
@@ -79,26 +78,6 @@ class Requests:
         error = Timeout(f"the outcome is unknown: {reason}; ask again with the same sequence")
         for ticket in list(self._tickets if tickets is None else tickets):
             _refuse(self._tickets.pop(ticket, None), error)
-
-    # Reads.
-
-    def wait_for(self, position: int) -> Wait:
-        """Done once ``position`` is dispatched."""
-        wait: Wait = self._loop.create_future()
-        self._reads.append((position, wait))
-        return wait
-
-    def dispatched(self, position: int) -> None:
-        if self._reads:
-            done = [wait for wanted, wait in self._reads if wanted <= position]
-            self._reads = [read for read in self._reads if read[0] > position]
-            for wait in done:
-                _finish(wait)
-
-    def refuse_reads(self, error: FirnError) -> None:
-        waiting, self._reads = self._reads, []
-        for _, wait in waiting:
-            _refuse(wait, error)
 
     # A switchover.
 

@@ -55,10 +55,6 @@ class Replication(Protocol):
         """What sends a caller to the master."""
         ...
 
-    async def read_barrier(self) -> None:
-        """Return once everything that was acknowledged before is readable here. *Errors*: as ``check_read``."""
-        ...
-
     def hurry(self) -> None:
         """Somebody waits for what is appended to be committed: sync it now."""
         ...

@@ -52,7 +52,7 @@ NO_CLAUSE: dict[str, str] = {
 
 # Clauses of the model that are no method of the rules: where they are.
 ELSEWHERE: dict[str, str] = {
-    "readwait": "core.read_barrier",
+    "readwait": "engine.reader.Reader.settle: what its partition has of the barrier (docs/replication-drivers.md)",
     "minpos": "state.OpenWrite.min_in_sync: fixed when the write is appended",
     "loaded": "core.write_refusal: Mastery.is_loaded",
     "fence": "core.observe_epoch, election.on_fence",

@@ -41,6 +41,15 @@ class Prefix:
         return self.end <= log.base or log.chain_at(self.end) == self.chain
 
 
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a client asked for that wrote up to ``end``."""
+
+    end: int
+    is_interval: bool
+    min_in_sync: int
+
+
 @dataclass(slots=True)
 class Counts:
     """What a run has reached, so that a tame one is noticed."""
@@ -81,10 +90,13 @@ class Checkers:
         self.committed = Prefix()
         self.promised = Prefix()
         self.seen = 0
+        self.seen_written = (
+            0  # the highest position acknowledged under flush interval, while that is to be kept
+        )
         self.is_excused = False
         self.forced_epoch = 0
         self.counts = Counts()
-        self.written: dict[int, tuple[int, bool]] = {}  # ticket: (end, is_interval)
+        self.written: dict[int, Promise] = {}  # by ticket
         self._chains: dict[int, int] = {0: 0}  # of all that is committed
         self._first: dict[tuple[int, int], int] = {}  # (epoch, end): hash of the first log that had it
         self._checked: dict[LogId, int] = {}
@@ -131,6 +143,7 @@ class Checkers:
         self._chains = {end: chain for end, chain in self._chains.items() if end <= kept}
         self.committed = Prefix(kept, self._chains.get(kept, 0))
         self.seen = min(self.seen, kept)
+        self.seen_written = 0
         self.promised = Prefix()
 
     def excuse(self) -> None:
@@ -141,6 +154,7 @@ class Checkers:
         by_id = {node.folder.log_id: node.folder for node in self.nodes}
         if all(i not in by_id or by_id[i].has_lost_tail for i in record.in_sync):
             self.is_excused = True
+            self.seen_written = 0
 
     def stepped(self, node: SimNode, before: State | None) -> None:
         state = node.state
@@ -161,13 +175,34 @@ class Checkers:
 
     def acknowledged(self, node: SimNode, tickets: tuple[int, ...]) -> None:
         for ticket in tickets:
-            end, is_interval = self.written.pop(ticket)
+            promise = self.written.pop(ticket)
+            end = promise.end
             self.counts.acknowledged += 1
-            if is_interval:
+            if promise.is_interval:
+                if not self.is_excused and not self._has_given_up(node):
+                    self.seen_written = max(self.seen_written, end)
                 continue
             self.seen = max(self.seen, end)
-            if not self._has_given_up(node) and self._chains.get(end) != node.folder.log.chain_at(end):
+            if self._has_given_up(node):
+                continue
+            if self._chains.get(end) != node.folder.log.chain_at(end):
                 self.fail("Agreement", f"{node.name} acknowledged a write that ends at {end}, not committed")
+            if self._holders(node, end) < promise.min_in_sync:
+                self.fail(
+                    "EnoughInSync",
+                    f"{node.name} acknowledged {end}, fewer hold it than {promise.min_in_sync}",
+                )
+
+    def _holders(self, node: SimNode, end: int) -> int:
+        """How many in sync hold a log durably up to a position; whoever has lost its disk since did."""
+        record, chain = self._coordinator.record, node.folder.log.chain_at(end)
+        logs = {each.folder.log_id: each.folder.log for each in self.nodes}
+        in_sync = record.in_sync if record is not None else frozenset[LogId]()
+        return sum(
+            log_id not in logs
+            or (logs[log_id].durable >= end and logs[log_id].chain_at(end) in (chain, None))
+            for log_id in in_sync
+        )
 
     def committed_chain(self, position: int) -> int:
         return self._chains.get(position, 0)

@@ -20,7 +20,7 @@ group must be whole again: one master, all nodes in sync, logs equal, writes and
 import random
 from collections.abc import Callable
 
-from firn_sim.checkers import Checkers, Counts
+from firn_sim.checkers import Checkers, Counts, Promise
 from firn_sim.coordinator import SimCoordinator
 from firn_sim.faults import FAULTS_FROM, Faults, Profile, draw_profile
 from firn_sim.network import SimNetwork
@@ -143,7 +143,7 @@ class Group:
             is_interval = options.has_interval and self.rng.random() < 0.5
             least = self.rng.choice((1, options.largest_min_in_sync))
             end = log.written + sum(entry.size for entry in entries)
-            self.checkers.written[ticket] = (end, is_interval)
+            self.checkers.written[ticket] = Promise(end, is_interval, least)
             if not node.write(entries, ticket, least, is_interval=is_interval):
                 self.checkers.written.pop(ticket, None)
 
@@ -151,7 +151,7 @@ class Group:
         for node in self.nodes:
             for position, seen in node.answered_reads():
                 self.checkers.read(node, position, seen)
-            node.read(self.checkers.seen)
+            node.read(max(self.checkers.seen, self.checkers.seen_written))
 
     def _note_rebuilt(self) -> None:
         for node in self.nodes:

@@ -152,6 +152,16 @@ class GoesOnWhileResigning(Rules):
         return False
 
 
+class OpenShrinksCountAsKnown(Rules):
+    def in_sync_size(self, state: State) -> int:
+        return len(state.record.in_sync) if state.record is not None else 0
+
+
+class SyncsOutliveCuts(Rules):
+    def proves_durable(self, log: LogView, cuts: int) -> bool:
+        return True
+
+
 class UncleanStands(Rules):
     def holds_all(self, state: State, answers: object) -> bool:
         return True
@@ -280,6 +290,26 @@ def _stale_records(profile: Profile, rng: random.Random) -> None:
     profile.weights = {"deposed": 6.0, "split": 3.0, "stale_restart": 8.0, "survivor": 2.0, "kill": 1.0}
 
 
+def _slow_syncs(profile: Profile, rng: random.Random) -> None:
+    """Masters change while syncs are under way, and those that begin next come soon."""
+    _short_epochs(profile, rng)
+    profile.sync = (0.0005, 0.8)
+    profile.network = NetworkFaults(delay=(0.001, 0.01))
+    profile.idle, profile.write_every = 0.3, 0.02
+
+
+def _slow_syncs_of_interval(profile: Profile, rng: random.Random) -> None:
+    profile.options = replace(profile.options, has_interval=True)
+    profile.sync = (0.05, 0.4)
+
+
+def _standbys_that_leave(profile: Profile, rng: random.Random) -> None:
+    """Standbys come and go under a load that asks for two replicas; the coordinator is slow."""
+    _slow_replicas(profile, rng)
+    profile.options = replace(profile.options, largest_min_in_sync=2)
+    profile.coordinator = CoordinatorFaults(late_request=0.5, late_delay=(0.1, 1.0), lost_answer=0.3)
+
+
 MUTATIONS = (
     Mutation("durable", "7", "ends count before they are durable", NoDurable, _restarts),
     Mutation("incarnation", "4", "a restarted master goes on in its epoch", NoIncarnation, _restarts),
@@ -296,6 +326,7 @@ MUTATIONS = (
     Mutation("trunc_any", "15", "a follower keeps what it has", NoCut),
     Mutation("trunc_history", "15", "cut at the start of the master's epoch only", NoCutByHistory),
     Mutation("trunc_com", "15", "cut at the committed position that the follower knows", CutAtCommitted),
+    Mutation("synccut", "15", "a sync that began before the cut reports", SyncsOutliveCuts, _slow_syncs),
     Mutation("refuse", "5", "a lower epoch is followed", NoRefusal, _stale_records,
              {"forgets_version": True}),
     Mutation("durableepoch", "5", "the highest epoch seen is forgotten in a crash", Rules, _forgotten_elections,
@@ -310,6 +341,10 @@ MUTATIONS = (
     Mutation("clean", "19", "flush interval: a node that lost its tail stands", UncleanStands, _lost_tails),
     Mutation("growacked", "19", "flush interval: a standby joins below what was acknowledged", NoGrowAcknowledged,
              _slow_replicas_of_interval),
+    Mutation("readwait", "18", "flush interval: a read does not wait for what was acknowledged before", Rules,
+             _slow_syncs_of_interval, {"reads_at_once": True}),
+    Mutation("minopen", "8", "writes are counted against in_sync as known, while a shrink is open",
+             OpenShrinksCountAsKnown, _standbys_that_leave),
 )  # fmt: skip
 
 

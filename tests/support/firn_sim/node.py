@@ -23,7 +23,18 @@ from firn_node.replication import events as ev
 from firn_node.replication.messages import Frame, Handshake, Header
 from firn_node.replication.record import GroupId, Incarnation, LogId, Member
 from firn_node.replication.rules import Rules
-from firn_node.replication.state import LogView, Me, Meta, OpenWrite, Phase, Role, Startup, State, Timing
+from firn_node.replication.state import (
+    LOG_BEGIN,
+    LogView,
+    Me,
+    Meta,
+    OpenWrite,
+    Phase,
+    Role,
+    Startup,
+    State,
+    Timing,
+)
 
 GROUP = GroupId("orders-0")
 FRAME_ENTRIES_MAX = 64
@@ -68,7 +79,8 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a group of this simulation is like. ``keeps_log_id`` breaks rule 9, the two ``forgets_`` rules 5 and 1."""
+    """What a group of this simulation is like. ``keeps_log_id`` breaks rule 9, the two ``forgets_`` rules 5 and 1,
+    ``reads_at_once`` rule 18."""
 
     timing: Timing = field(default_factory=Timing)
     has_interval: bool = False
@@ -76,6 +88,7 @@ class Options:
     keeps_log_id: bool = False
     forgets_epoch: bool = False
     forgets_version: bool = False
+    reads_at_once: bool = False
 
 
 class Watcher(Protocol):
@@ -463,7 +476,7 @@ class SimNode:
         """A read arrives; it is answered by ``answered_reads`` once its barrier is dispatched."""
         state = self.state
         if state is not None and not self.is_paused and core.may_read(state, self.now, self.rules):
-            self.reads.append(Read(core.read_barrier(state), seen))
+            self.reads.append(Read(0 if self.options.reads_at_once else read_barrier(state), seen))
 
     def answered_reads(self) -> list[tuple[int, int]]:
         """(position read, highest position known to anyone when the read arrived) of reads that end now."""
@@ -489,6 +502,15 @@ class SimNode:
             return
         if state.following.phase is Phase.FOLLOWING and not state.log.is_empty:
             self.feed(ev.Rebuilt())
+
+
+def read_barrier(state: State) -> Position:
+    """Rule 18: a read that arrives now is answered once so much is committed and dispatched.
+
+    The broker's engine waits for the part of it that its partition has (``engine.reader.Reader.settle``).
+    """
+    acknowledged = state.mastery.acknowledged if state.mastery is not None else LOG_BEGIN
+    return max(state.committed, acknowledged)
 
 
 def log_view(log: ReplicaLog) -> LogView:
