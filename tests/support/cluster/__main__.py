@@ -1,4 +1,7 @@
-"""``python -m cluster``: a Kubernetes of one's own, from a shell.
+"""``python -m cluster``: a real Kubernetes on this machine, from a shell; tests have the fixtures of `cluster.fixtures`.
+
+* `apiserver`: etcd and kube-apiserver on loopback, up in seconds; needs Go, not root.
+* `bare`: a whole cluster, its nodes sets of namespaces of this machine; needs root.
 
 Exit status: 0 done, 1 this machine lacks something, and the text says what.
 """

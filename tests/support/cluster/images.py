@@ -102,7 +102,7 @@ def _build(dockerfile: str, reference: str, arguments: list[str], context: Path)
     Not ``RUN --mount=type=cache``: buildah 1.28 empties the container when such a mount ends.
     """
     lent = [f"--volume={_CERTIFICATES}:{_CERTIFICATES}:ro"] if _CERTIFICATES.exists() else []
-    for name, path in (("downloads", "/root/.cache"), ("kernels", "/kernels")):
+    for name, path in (("downloads", "/downloads"), ("kernels", "/kernels")):
         (cache_folder() / name).mkdir(exist_ok=True)
         lent.append(f"--volume={cache_folder() / name}:{path}")
     _buildah(
