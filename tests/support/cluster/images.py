@@ -49,7 +49,7 @@ class Image:
 
 
 _LOCKED = ("pyproject.toml", "uv.lock", "README.md", "LICENSE", ".dockerignore")
-NODE = Image("firn", "node/Dockerfile", (*_LOCKED, "node/firn", "node/firn_node"))
+NODE = Image("firn-node", "node/Dockerfile", (*_LOCKED, "node/firn", "node/firn_node"))
 OPERATOR = Image("firn-operator", "operator/Dockerfile", (*_LOCKED, "node/firn", "operator/firn_operator"))
 
 IMAGES = {"node": NODE, "operator": OPERATOR}
