@@ -4,12 +4,15 @@ import os
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from firn.errors import Corrupt
-from firn_node.compaction.ahead import AHEAD, BATCHES, WAITING_MAX, Ahead
+from firn_node.compaction.ahead import AHEAD, BATCHES, BLOCKS, WAITING_MAX, Ahead
+from firn_node.compaction.keyindex import BLOCK_BYTES, BLOCK_ROWS
 from firn_node.disk import Mode, RealDisk, RealFile
 from firn_node.engine.broker import Broker
+from support.compaction_kit import Partition, fingerprint_of
 from support.engine_kit import Kit, run, settings
 
 PATIENCE_S = 60.0
@@ -19,13 +22,14 @@ COUNT = BATCHES + 3
 
 
 class _CountedFile(RealFile):
-    """Notes where whole batches were read, and by which thread."""
+    """Notes by which thread whole batches, or whole blocks, were read."""
 
     reads: list[str]
+    counted_bytes: int
     has_descriptor: bool
 
     def pread(self, size: int, position: int) -> bytes:
-        if size >= BATCH_BYTES:
+        if size >= self.counted_bytes:
             self.reads.append(threading.current_thread().name)
         return super().pread(size, position)
 
@@ -34,8 +38,9 @@ class _CountedFile(RealFile):
 
 
 class _CountedDisk(RealDisk):
-    def __init__(self, root: Path, *, has_descriptors: bool = True) -> None:
+    def __init__(self, root: Path, *, has_descriptors: bool = True, counted_bytes: int = BATCH_BYTES) -> None:
         super().__init__(root)
+        self._counted_bytes = counted_bytes
         self.reads: list[str] = []
         self._has_descriptors = has_descriptors
 
@@ -43,7 +48,8 @@ class _CountedDisk(RealDisk):
         plain = super().open(path, mode)
         file = _CountedFile(path, os.dup(plain.fileno() or 0))
         plain.close()
-        file.reads, file.has_descriptor = self.reads, self._has_descriptors
+        file.reads, file.counted_bytes = self.reads, self._counted_bytes
+        file.has_descriptor = self._has_descriptors
         return file
 
 
@@ -119,6 +125,31 @@ def test_nothing_is_read_ahead_where_nobody_can_say_what_is_in_memory(
         await kit.broker.stop()
 
     run(main())
+
+
+@pytest.mark.parametrize("has_descriptors", [True, False])
+def test_blocks_of_a_key_index_behind_one_that_was_touched_are_checked_ahead(
+    tmp_path: Path, has_descriptors: bool
+) -> None:
+    disk = _CountedDisk(tmp_path, has_descriptors=has_descriptors, counted_bytes=BLOCK_BYTES)
+    partition = Partition(str(tmp_path), disk=disk)
+    keys = [b"%06d" % n for n in range((BLOCKS + 3) * BLOCK_ROWS)]
+    partition.append(keys, [b"v"] * len(keys))
+    partition.seal()
+    hi, lo = fingerprint_of(keys)
+    in_order = np.argsort(hi)
+
+    def offsets(block: int) -> list[int]:
+        at = int(in_order[block * BLOCK_ROWS + BLOCK_ROWS // 2])
+        assert list(partition.compacted.dirty_newest(int(hi[at]), int(lo[at]))) == [at]
+        AHEAD.settle(drops=False)
+        return [disk.reads.count("MainThread"), disk.reads.count("firn-ahead")]
+
+    disk.reads.clear()
+    ahead = BLOCKS if has_descriptors else 0
+    assert offsets(0) == [1, ahead]
+    assert offsets(BLOCKS) == [1 if ahead else 2, ahead]
+    assert offsets(BLOCKS + 2) == [2 if ahead else 3, ahead]
 
 
 def test_checks_beyond_the_limit_are_not_made_and_what_waits_can_be_dropped() -> None:

@@ -1,4 +1,4 @@
-"""Checks batches that are likely to be asked for next, in a thread of its own.
+"""Checks batches, and blocks of key indexes, that are likely to be asked for next, in a thread of its own.
 
 The first touch of a batch since its file was opened reads and checks all of it: 0.3 ms of a MiB, more than all else that
 a look-up of one key does. Who looks up keys one by one comes back for other batches of the same file; so a first touch
@@ -18,6 +18,7 @@ from firn.errors import FirnError
 log = logging.getLogger(__name__)
 
 BATCHES = 2  # behind one that was touched: then two thirds of all first touches are made here
+BLOCKS = 4  # of a key index, the same: 64 KiB each
 BATCH_BYTES_MIN = 128 << 10  # smaller ones are checked in less time than asking for it costs
 WAITING_MAX = 64
 

@@ -18,7 +18,8 @@ around the place where a fingerprint must lie. Invariant: fences never fall.
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from threading import Lock
 from typing import Any, Protocol
 
@@ -28,7 +29,8 @@ from numpy.typing import NDArray
 from firn.batch import padded
 from firn.crc import crc32c
 from firn.errors import Corrupt
-from firn_node.disk import File, gather
+from firn_node.compaction.ahead import AHEAD, BLOCKS
+from firn_node.disk import File, gather, is_in_memory
 from firn_node.filecache import FileCache
 from firn_node.kernels.compact import readonly
 from firn_node.kernels.jit import aligned
@@ -165,7 +167,33 @@ class FileKeyIndex:
                 found = self._rows_near(file, number, hi, lo, above)
             if found is not None:
                 return found
-        return candidates(self, hi, lo)
+        is_first = number < len(fences) and not self._is_checked[number]
+        rows = candidates(self, hi, lo)
+        if is_first:
+            self._ask_ahead(number)
+        return rows
+
+    def _ask_ahead(self, number: int) -> None:
+        """Have the blocks behind one that was touched for the first time checked."""
+        behind = [
+            n
+            for n in range(number + 1, min(number + 1 + BLOCKS, len(self.fences)))
+            if not self._is_checked[n]
+        ]
+        if not behind:
+            return
+        with self._cache.lease(self.path) as file:
+            is_real = file.fileno() is not None
+        if is_real:
+            AHEAD.ask(partial(self._check_ahead, behind))
+
+    def _check_ahead(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            rows, position = self._extent(number)
+            with self._cache.lease(self.path) as file:
+                is_there = is_in_memory(file, position, rows * ROW_BYTES)
+            if is_there and not self._is_checked[number]:
+                self.block(number)
 
     def _rows_near(self, file: File, number: int, hi: int, lo: int, above: int) -> list[int] | None:
         """As ``find``, in a block whose next fence is ``above``; None: they are not where they should be."""
