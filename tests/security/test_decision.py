@@ -1,5 +1,8 @@
 """Principal x action x topic: the pure decision, every cell."""
 
+import re
+from itertools import product
+
 import pytest
 
 from firn.access import AccessRule, Right, parse_access, rights_of
@@ -87,11 +90,26 @@ def test_a_topic_without_rules_is_closed_to_all_but_administrators() -> None:
         ("a.c", "abc", False),
         ("[a]*", "ab", False),
         ("a*", "a\nb", True),
+        ("a*a", "a", False),
+        ("a*b*c", "a-c-b-c", True),
+        ("a*b*c", "a-c-b", False),
     ],
 )
 def test_only_a_star_is_special_in_a_pattern(pattern: str, principal: str, matches: bool) -> None:
     rules = [AccessRule((pattern,), frozenset([Right.READ]))]
     assert rights_of(principal, rules) == (frozenset([Right.READ]) if matches else frozenset())
+
+
+def test_a_pattern_of_many_stars_is_answered_as_any_other() -> None:
+    patterns = ["".join(signs) for size in range(6) for signs in product("ab*", repeat=size)]
+    names = ["".join(signs) for size in range(6) for signs in product("ab", repeat=size)]
+    for pattern in patterns:
+        as_known = re.compile(".*".join(map(re.escape, pattern.split("*"))))
+        for name in names:
+            found = AccessRule((pattern,), frozenset()).names(name)
+            assert found == (as_known.fullmatch(name) is not None), (pattern, name)
+    costly = AccessRule(("*a" * 127 + "*b",), frozenset())  # a search that goes back never ends
+    assert not costly.names("system:serviceaccount:shop:" + "a" * 220)
 
 
 @pytest.mark.parametrize(
