@@ -166,9 +166,22 @@ async def _serve(
         if health is not None:
             health.serving(broker.why_unready, lambda: metrics_text(server.context))
         try:
-            await _answer(broker, server.address, topics, announcer, stopping)
+            async with _looked_after(broker, settings):
+                await _answer(broker, server.address, topics, announcer, stopping)
         finally:
             await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def _looked_after(broker: "Broker", settings: BrokerSettings) -> AsyncIterator[None]:
+    """Its part in a cluster of Kubernetes, if it has one."""
+    if settings.group is None or not settings.group.is_in_kubernetes:
+        yield
+        return
+    from firn_node.kubernetes.cluster import looked_after
+
+    async with looked_after(broker, settings.group):
+        yield
 
 
 @contextlib.asynccontextmanager

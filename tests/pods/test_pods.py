@@ -1,14 +1,16 @@
 """Broker processes as pods start them: they find their place, wait for their group, hand over, and report."""
 
 import asyncio
+import signal
 from pathlib import Path
 
 import pytest
-from kube_kit import fake_kubernetes
-from pods_kit import pods, put_group, put_lease, until
+from kube_kit import FakeKubernetes, fake_kubernetes
+from pods_kit import FIRN, LEASES, pods, put_group, put_lease, until
 
 from firn.errors import Invalid
 from firn_node.config import configure
+from firn_node.kubernetes.conditions import condition
 from firn_node.kubernetes.pod import budgets, memory_limit, placed
 from firn_node.settings import BrokerSettings, MemorySettings
 
@@ -108,6 +110,72 @@ def test_a_group_of_pods_elects_serves_and_hands_over_within_its_stop(tmp_path: 
                     assert len(group.record()["in_sync"]) == 3
 
     asyncio.run(scene())
+
+
+def test_resources_become_topics_without_an_operator_and_a_steady_cluster_writes_leases_alone(
+    tmp_path: Path,
+) -> None:
+    quotes = {
+        "apiVersion": "firn.dev/v1alpha1", "kind": "CompactedTopic", "status": {},
+        "spec": {"clusterRef": {"name": "main"}, "partitions": 2, "compaction": {"minDirtyRatio": 0.2}},
+    }  # fmt: skip
+
+    async def scene() -> None:
+        async with fake_kubernetes() as server:
+            put_group(server, replicas=3)
+            server.put(f"{FIRN}/compactedtopics/quotes", quotes)
+            async with pods(tmp_path, server) as group:
+                await group.until_ready()
+                await until(lambda: condition_of(server, "quotes") == "Created", "the topic is made")
+                async with group.client() as client:
+                    await client.put("quotes", b"k", b"v")
+                    found = await client.describe("quotes")
+                    assert (len(found["partitions"]), found["spec"]["compaction"]["minDirtyRatio"]) == (
+                        2,
+                        0.2,
+                    )
+                    assert found["spec"]["durability"]["minInSync"] == 2
+                    await until(
+                        lambda: states(server) == ["following", "following", "serving"], "status is told"
+                    )
+                    before = group.record()["version"]
+                    counted = len(server.asked)
+                    await until(lambda: group.record()["version"] >= before + 20, "the lease is renewed")
+                    written = {asked.path for asked in server.asked[counted:] if asked.method != "GET"}
+                    assert written == {f"{LEASES}/main-0"}
+
+                    killed = group.master
+                    await killed.stop(signal.SIGKILL)
+                    changed = server.get(f"{FIRN}/compactedtopics/quotes")
+                    spec = {**quotes["spec"], "retention": {"time": "1h"}}
+                    server.put(f"{FIRN}/compactedtopics/quotes", {**changed, "spec": spec})
+                    await until(
+                        lambda: condition_of(server, "quotes") == "Updated", "the next master changes it"
+                    )
+                    assert group.master is not killed
+                    record = await client.get("quotes", b"k")
+                    assert record is not None
+                    assert record.value == b"v"
+
+                    going = server.get(f"{FIRN}/compactedtopics/quotes")
+                    metadata = {**going["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}
+                    server.put(f"{FIRN}/compactedtopics/quotes", {**going, "metadata": metadata})
+                    await until(lambda: condition_of(server, "quotes") == "Deleted", "the topic goes with it")
+
+    asyncio.run(scene())
+
+
+def condition_of(server: FakeKubernetes, name: str) -> str | None:
+    found = server.get(f"{FIRN}/compactedtopics/{name}")
+    assert found is not None
+    said = condition(found, "Applied")
+    return None if said is None else said["reason"]
+
+
+def states(server: FakeKubernetes) -> list[str]:
+    found = server.get(f"{FIRN}/brokergroups/main-0")
+    assert found is not None
+    return sorted(member.get("state", "") for member in found["status"].get("members", ()))
 
 
 def test_a_pod_that_waits_for_its_group_lives_and_says_what_it_waits_for(tmp_path: Path) -> None:

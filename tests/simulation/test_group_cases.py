@@ -286,6 +286,16 @@ def test_a_removed_member_leaves_in_sync_before_it_leaves_the_members() -> None:
     assert gone not in members(group)
 
 
+def test_a_member_whose_removal_is_withdrawn_joins_again() -> None:
+    group = calm()
+    gone = group.nodes[2].folder.log_id
+    group.nodes[0].feed(ev.RemovalAsked(gone))
+    until(group, lambda: gone not in members(group), within=TTL)
+    group.nodes[0].feed(ev.RemovalAsked(gone, is_withdrawn=True))
+    until(group, lambda: in_sync(group) == {"n0", "n1", "n2"}, within=4 * TTL)
+    assert gone in members(group)
+
+
 def test_only_accepted_data_loss_makes_a_node_outside_in_sync_master() -> None:
     group = calm()
     left = group.nodes[2]

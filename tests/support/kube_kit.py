@@ -93,7 +93,7 @@ class FakeKubernetes:
     async def start(self) -> None:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._answer)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port)
         await site.start()
@@ -244,7 +244,8 @@ class FakeKubernetes:
         elif request.content_type == "application/apply-patch+yaml":
             manager = request.query["fieldManager"]
             last = self._applied.get((place, manager), {})
-            changed = _applied(_without(copy.deepcopy(before or {}), last, body), body)
+            others = [each for (at, who), each in self._applied.items() if at == place and who != manager]
+            changed = _applied(_without(copy.deepcopy(before or {}), last, body, others), body)
             self._applied[place, manager] = copy.deepcopy(body)
         else:
             return _status(415, request.content_type)
@@ -381,20 +382,29 @@ def _applied(target: Object, wanted: Object) -> Object:
     return target
 
 
-def _without(target: Object, last: Object, wanted: Object) -> Object:
-    """``target`` without what was applied last and is wished no more."""
+def _without(target: Object, last: Object, wanted: Object, others: list[Object]) -> Object:
+    """``target`` without what was applied last and is wished no more, but for what ``others`` apply too."""
     for name, value in last.items():
         if name not in target or name in ("apiVersion", "kind", "metadata"):
             continue
+        theirs = [other[name] for other in others if name in other]
         if isinstance(value, dict):
-            _without(target[name], value, wanted.get(name) or {})
-            if name not in wanted and not target[name]:
+            _without(target[name], value, wanted.get(name) or {}, theirs)
+            if name not in wanted and not theirs and not target[name]:
                 del target[name]
         elif name in _LIST_KEYS:
             key = _LIST_KEYS[name]
-            kept = {item[key] for item in wanted.get(name) or []}
-            gone = {item[key] for item in value} - kept
-            target[name] = [item for item in target[name] if item[key] not in gone]
-        elif name not in wanted:
+            kept = {item[key]: item for item in wanted.get(name) or []}
+            before = {item[key]: item for item in value}
+            items = []
+            for item in target[name]:
+                of_others = [each for their in theirs for each in their if each[key] == item[key]]
+                if item[key] in before and item[key] not in kept and not of_others:
+                    continue
+                if item[key] in before:
+                    _without(item, before[item[key]], kept.get(item[key], {}), of_others)
+                items.append(item)
+            target[name] = items
+        elif name not in wanted and not theirs:
             del target[name]
     return target

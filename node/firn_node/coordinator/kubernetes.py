@@ -44,6 +44,7 @@ from firn_node.coordinator.api import (
     decide,
 )
 from firn_node.kubernetes.api import CONFLICT, GONE, MERGE_PATCH, NOT_FOUND, Api, ApiError, Denied, Object
+from firn_node.kubernetes.collection import Pending
 from firn_node.replication.record import NO_VERSION, GroupId, GroupRecord, from_document
 
 RECORD = "firn.dev/group-record"
@@ -263,29 +264,23 @@ class KubernetesCoordinator:
             "resourceVersion": found.resource_version,
             "timeoutSeconds": str(_WATCH_S),
         }
-        events = self._api.watch(self._leases(), query, within_s=self._answer_s)
         version = found.version
-        async with contextlib.aclosing(events), _Pending() as pending:
+        async with Pending(self._api.watch(self._leases(), query, within_s=self._answer_s)) as events:
             while True:
-                event = await pending.next(events, self._silent_s)
-                if event is None:
-                    return
-                told = self._told_by(event, group_id)
-                if told is None:
-                    continue
-                is_read = isinstance(told, _Silence)
-                now = await self._look(group_id) if isinstance(told, _Silence) else told
+                told: _Stored | Unusable | None = None
+                with contextlib.suppress(TimeoutError):
+                    event = await events.next(self._silent_s)
+                    if event is None:
+                        return
+                    told = self._told_by(event, group_id)
+                now = await self._look(group_id) if told is None else told
                 tell(now.reading if isinstance(now, _Stored) else now)
-                if not isinstance(now, _Stored) or (is_read and now.version > version):
+                if not isinstance(now, _Stored) or (told is None and now.version > version):
                     return  # it has missed something: begin again
                 version = now.version
 
-    def _told_by(
-        self, event: "Object | _Silence", group_id: GroupId
-    ) -> "_Stored | _Silence | Unusable | None":
-        """What an event tells; ``_Silence``: nothing that could be believed without a read."""
-        if isinstance(event, _Silence) or event.get("type") == "DELETED":
-            return _Silence()
+    def _told_by(self, event: Object, group_id: GroupId) -> _Stored | Unusable | None:
+        """What an event tells; None: nothing that could be believed without a read."""
         if event.get("type") not in ("ADDED", "MODIFIED"):
             return None
         try:
@@ -293,7 +288,7 @@ class KubernetesCoordinator:
         except Corrupt as error:
             return Unusable(f"{self._name(group_id)}: {error.message}")
         if found.version < self._seen.versions.get(group_id, NO_VERSION):
-            return _Silence()
+            return None
         self._note(group_id, found)
         return found
 
@@ -315,39 +310,6 @@ class KubernetesCoordinator:
 
     def _name(self, group_id: GroupId) -> str:
         return f"Lease {self._namespace}/{self._lease_of(group_id)}"
-
-
-@dataclass(frozen=True, slots=True)
-class _Silence:
-    """Nothing was told for a while."""
-
-
-class _Pending:
-    """The next event of a stream, waited for in turns: giving up waiting does not lose it."""
-
-    def __init__(self) -> None:
-        self._next: asyncio.Future[Object] | None = None
-
-    async def next(self, events: AsyncGenerator[Object, None], seconds: float) -> Object | _Silence | None:
-        """None when the stream has ended. *Errors*: those of the stream."""
-        if self._next is None:
-            self._next = asyncio.ensure_future(anext(events))
-        done, _ = await asyncio.wait([self._next], timeout=seconds)
-        if not done:
-            return _Silence()
-        finished, self._next = self._next, None
-        try:
-            return finished.result()
-        except StopAsyncIteration:
-            return None
-
-    async def __aenter__(self) -> "_Pending":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._next is not None:
-            self._next.cancel()
-            await asyncio.gather(self._next, return_exceptions=True)
 
 
 def _parse(lease: Any, group_id: GroupId) -> _Stored:

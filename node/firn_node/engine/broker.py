@@ -131,6 +131,8 @@ class Broker:
         self._clock: Clock = clock or RealClock()
         self._randomness: Randomness = randomness or RealRandomness()
         self._coordinator = coordinator
+        # How many replicas its group is to have, where that may change while it runs.
+        self.wished_replicas = 0 if settings.group is None else settings.group.replicas
         self._dialling = dialling
         self.group: GroupDriver | None = None
         self._source: Source | None = None
@@ -439,6 +441,23 @@ class Broker:
             return False
         return self.group is None or self.group.is_settled
 
+    def decides(self) -> bool:
+        """Whether it is the master of group 0, and takes writes."""
+        return (
+            self.group is not None
+            and self.group.is_master
+            and self.is_ready()
+            and self.core.group == FIRST_GROUP
+        )
+
+    def rebuild_status(self) -> dict[str, Any] | None:
+        """How far the rebuild of this standby is; None when there is none."""
+        return None if self._rebuilding is None else self._rebuilding.status()
+
+    def end_process(self, reason: str) -> None:
+        """End this process: another one is to start from the folder."""
+        self.core.health.fail(reason)
+
     def why_unready(self) -> str | None:
         """Why it is not to be counted on: it neither serves as master nor is an in-sync standby; None when it is.
 
@@ -630,7 +649,7 @@ class Broker:
             return default_min_in_sync(1)
         record = group.state.record
         nodes = {member.node for member in record.members.values()} if record is not None else set()
-        return default_min_in_sync(max(place.replicas, len(nodes)))
+        return default_min_in_sync(max(self.wished_replicas, len(nodes)))
 
     async def create_topic(self, name: str, spec: TopicSpec, *, wait_s: float | None = FOLLOW_S) -> TopicInfo:
         """``wait_s``: for the other groups of the cluster; None: not at all."""

@@ -1,8 +1,25 @@
-"""The parts of a broker in a pod that speak to the Kubernetes API, put together."""
+"""What a broker in a pod does besides serving, put together: its group's BrokerGroup, and the cluster's topics."""
 
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from firn_node.clock import RealClock, RealRandomness
 from firn_node.coordinator.kubernetes import KubernetesCoordinator
-from firn_node.kubernetes.api import connect
+from firn_node.engine.api import FIRST_GROUP
+from firn_node.kubernetes.api import Api, connect
+from firn_node.kubernetes.groupstatus import GroupKeeper
+from firn_node.kubernetes.topics import Ours, TopicKeeper
 from firn_node.settings import GroupSettings
+
+if TYPE_CHECKING:
+    from firn_node.engine.broker import Broker
+
+_AGAIN_S = 5.0
+
+log = logging.getLogger("firn.kubernetes")
 
 
 async def coordinator_of(place: GroupSettings) -> KubernetesCoordinator:
@@ -10,3 +27,34 @@ async def coordinator_of(place: GroupSettings) -> KubernetesCoordinator:
     return KubernetesCoordinator(
         await connect(), place.namespace, place.object_of, lease_ttl_s=place.lease_ttl_ms / 1000
     )
+
+
+@contextlib.asynccontextmanager
+async def looked_after(broker: "Broker", place: GroupSettings) -> AsyncIterator[None]:
+    """Meanwhile the broker's part in its cluster is played."""
+    api = await connect()
+    task = asyncio.create_task(_look_after(broker, place, api), name="firn in Kubernetes")
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await api.close()
+
+
+async def _look_after(broker: "Broker", place: GroupSettings, api: Api) -> None:
+    """The boundary of what is done beside: a bug there stops no broker; it is logged, and begun again."""
+    while True:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                clock, randomness = RealClock(), RealRandomness()
+                group = GroupKeeper(broker, api, place, clock, randomness)
+                tasks.create_task(group.run())
+                if place.group == FIRST_GROUP:
+                    ours = Ours(place.namespace, place.cluster)
+                    topics = TopicKeeper(broker, api, ours, group.known, clock, randomness)
+                    tasks.create_task(topics.run())
+        except Exception as error:
+            log.exception("the broker's part in its cluster failed")
+            broker.core.health.troubles["kubernetes"] = str(error)
+        await asyncio.sleep(_AGAIN_S)

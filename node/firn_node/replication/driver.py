@@ -400,8 +400,12 @@ class GroupDriver:
         return record is not None and self.me.log_id in record.in_sync
 
     def remove(self, log_id: LogId) -> None:
-        """Take a replica out of the group, for good."""
+        """Take a replica out of the group, until ``readmit``, or another master."""
         self.feed(ev.RemovalAsked(log_id))
+
+    def readmit(self, log_id: LogId) -> None:
+        """Let a replica that was taken out join again."""
+        self.feed(ev.RemovalAsked(log_id, is_withdrawn=True))
 
     @property
     def trouble(self) -> str | None:

@@ -141,7 +141,10 @@ class LeaveAsked:
 
 @dataclass(frozen=True, slots=True)
 class RemovalAsked:
+    """``is_withdrawn``: it may join again, as anybody may."""
+
     log_id: LogId
+    is_withdrawn: bool = False
 
 
 Event = (

@@ -220,7 +220,9 @@ def on_leave(turn: Turn, leave: Leave) -> None:
 
 
 def on_removal_asked(turn: Turn, event: RemovalAsked) -> None:
-    if event.log_id != turn.state.me.log_id:
+    if event.is_withdrawn:
+        turn.update_mastery(removing=turn.mastery.removing - {event.log_id})
+    elif event.log_id != turn.state.me.log_id:
         turn.update_mastery(removing=turn.mastery.removing | {event.log_id})
         keep_record(turn)
 
