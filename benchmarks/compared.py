@@ -48,7 +48,7 @@ FULL = Sizes(
     runs=5, records=3_000_000, one_at_a_time=5_000, in_flight=100_000, compaction=8_000_000, get_keys=1_000_000,
     gets=10_000, start_records=1_550_000, alone_keys=2_000_000, alone_rounds=30, spread_records=2_000_000,
     partitions=(1, 1_000, 100_000), queues=1_000_000, table_keys=10_000_000, distinct_keys=50_000_000,
-    restart_bytes=10_000_000_000, rebuild_bytes=1_000_000_000,
+    restart_bytes=10_000_000_000, rebuild_bytes=5_000_000_000,
 )  # fmt: skip
 QUICK = Sizes(
     runs=1, records=60_000, one_at_a_time=200, in_flight=2_000, compaction=80_000, get_keys=10_000, gets=500,

@@ -4,7 +4,7 @@ import asyncio
 import importlib
 import random
 import time
-import urllib.request
+from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.processes import cpu_seconds, memory_mb
@@ -18,16 +18,17 @@ from firn.errors import FirnError
 TIMEOUT_S = 600.0
 
 
-def _client(address: str) -> Client:
-    return Client(address, timeout=TIMEOUT_S)
+def _client(address: str, credentials: Mapping[str, str] | None = None) -> Client:
+    return Client(address, timeout=TIMEOUT_S, **(credentials or {}))
 
 
 async def produce(
-    address: str, topic: str, records: int, keys: int, value_bytes: int, by: str = "send_many"
-) -> dict[str, float]:
-    """``by``: send, send_many."""
+    address: str, topic: str, records: int, keys: int, value_bytes: int, by: str = "send_many",
+    credentials: Mapping[str, str] | None = None,
+) -> dict[str, float]:  # fmt: skip
+    """``by``: send, send_many; ``credentials``: where TLS is spoken."""
     run = workloads.send_each if by == "send" else workloads.send_lists
-    async with _client(address) as client:
+    async with _client(address, credentials) as client:
         seconds = await run(client, topic, Data(records, keys, value_bytes))
     return {"rate": records / seconds, "seconds": seconds}
 
@@ -195,20 +196,20 @@ async def table(address: str, topic: str, keys: int) -> dict[str, float]:
     return {"seconds": seconds, "memory_mb": now - before, "peak_mb": peak - before}
 
 
-async def rebuild(address: str, standby: str, topic: str, value_bytes: int, rate: float) -> dict[str, float]:
-    """Let ``standby`` start anew; seconds until it is in sync again, and until everything was pulled.
+async def rebuild(
+    address: str, standby: str, node: str, topic: str, value_bytes: int, rate: float,
+    credentials: Mapping[str, str],
+) -> dict[str, float]:  # fmt: skip
+    """Let ``node`` at ``standby`` start anew; seconds until it is in sync again, and until everything was pulled.
 
     ``rate``: records a second that are produced meanwhile; ``kept``: the share of them that came about.
     """
-    async with _client(address) as client, _client(standby) as asked:
+    async with _client(address, credentials) as client, _client(standby, credentials) as asked:
         stopping = asyncio.Event()
         load = asyncio.create_task(_paced(client, topic, value_bytes, rate, stopping))
         await asyncio.sleep(1.0 if rate else 0.0)  # so that it is under way
-        request = urllib.request.Request(
-            f"http://{standby}/v1/rebuild", data=b'{"reason": "measured"}', method="POST"
-        )
         began = time.perf_counter()
-        await asyncio.to_thread(lambda: urllib.request.urlopen(request).close())
+        await client.rebuild(node, reason="measured")
         pulled = 0.0
         is_seen = False
         while True:

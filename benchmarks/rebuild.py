@@ -1,11 +1,13 @@
 """How fast a standby is rebuilt by messages, alone and while its master takes half the writes that it could.
 
-A group of two on this machine. The topic's log is let go of, so that the standby gets everything by the compacted
-log. From the order until the standby is in sync again; the master, the standby and the client share the cores.
+Groups on this machine: two replicas, and three that speak TLS. The topic's log is let go of, so that the standby gets
+everything by the compacted log. From the order until the standby is in sync again; all replicas and the client share
+the cores.
 """
 
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,62 +24,70 @@ LETS_GO: dict[str, Any] = {"retention": {"time": "0s", "size": 0}, "durability":
 TRIM_S = 120.0
 
 
-def _row(address: str) -> dict[str, Any]:
-    """What a broker says of itself."""
-    with Client(address) as client:
-        found: dict[str, Any] = client.status()["brokers"][0]
-    return found
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A group, and how its clients prove who they are."""
+
+    title: str
+    options: tuple[str, ...]
+    credentials: dict[str, str]
 
 
-def _until_trimmed(address: str, bytes_left: int) -> None:
+def _shapes(folder: Path) -> list[Shape]:
+    ca = folder / "data" / "tls"
+    proof = {"tls_ca": f"{ca}/ca.crt", "tls_cert": f"{ca}/admin.crt", "tls_key": f"{ca}/admin.key"}
+    return [
+        Shape("two replicas", ("--replicas", "2"), {}),
+        Shape("three replicas, TLS", ("--replicas", "3", "--tls"), proof),
+    ]
+
+
+def _until_trimmed(client: Client, bytes_left: int) -> None:
     """*Errors*: RuntimeError when the log is not let go of."""
     end = time.monotonic() + TRIM_S
-    with Client(address) as client:
-        while (row := client.status()["brokers"][0])["log_end"] - row["log_start"] > bytes_left:
-            if time.monotonic() > end:
-                raise RuntimeError(f"the log was not let go of: {row}")
-            time.sleep(0.1)
-
-
-def _compacted_bytes(address: str) -> int:
-    with Client(address) as client:
-        return sum(int(part["compacted_bytes"]) for part in client.describe(TOPIC)["partitions"])
+    while (row := client.status()["brokers"][0])["log_end"] - row["log_start"] > bytes_left:
+        if time.monotonic() > end:
+            raise RuntimeError(f"the log was not let go of: {row}")
+        time.sleep(0.1)
 
 
 def measure(work: Path, sizes: Sizes) -> list[Row]:
     """The rows; brokers and data are removed afterwards."""
-    folder, records = work / "firn-rebuild", sizes.rebuild_bytes // VALUE_BYTES
+    folder = work / "firn-rebuild"
+    return [row for shape in _shapes(folder) for row in _measure(folder, sizes, shape)]
+
+
+def _measure(folder: Path, sizes: Sizes, shape: Shape) -> list[Row]:
+    records = sizes.rebuild_bytes // VALUE_BYTES
     segment = max(256 << 10, min(64 << 20, sizes.rebuild_bytes // 16))
     broker = FirnBroker(
-        folder, "--replicas", "2", "--restart-after", "1s", "--log-segment-bytes", str(segment),
+        folder, *shape.options, "--restart-after", "1s", "--log-segment-bytes", str(segment),
         "--checkpoint-interval", "1s",
     )  # fmt: skip
     broker.start()
     try:
-        addresses = broker.address.split(",")
-        [master] = [address for address in addresses if _row(address)["role"] == "master"]
-        [standby] = [address for address in addresses if address != master]
-        with Client(master) as client:
+        with Client(broker.address, **shape.credentials) as client:
+            rows = client.cluster_status()["brokers"]
+            [master] = [row for row in rows if row["role"] == "master"]
+            standby = next(row for row in rows if row["role"] != "master")
             client.create_topic(TOPIC, partitions=4, **LETS_GO)
             client.create_topic("load", **LETS_GO)
-        produced = run_child(
-            "firn_client:produce", address=broker.address, topic=TOPIC, records=records, keys=records,
-            value_bytes=VALUE_BYTES,
-        )  # fmt: skip
-        with Client(master) as client:
+        common = {"address": broker.address, "value_bytes": VALUE_BYTES, "credentials": shape.credentials}
+        produced = run_child("firn_client:produce", topic=TOPIC, records=records, keys=records, **common)
+        with Client(master["address"], **shape.credentials) as client:
             client.compact(TOPIC, force=True, wait=True)
-        _until_trimmed(master, 3 * segment)
-        size = _compacted_bytes(master)
-        common = {"address": broker.address, "standby": standby, "topic": "load", "value_bytes": VALUE_BYTES}
-        pids = [int(_row(address)["pid"]) for address in (master, standby)]
+            _until_trimmed(client, 3 * segment)
+            size = sum(int(part["compacted_bytes"]) for part in client.describe(TOPIC)["partitions"])
+        asked = {"standby": standby["address"], "node": standby["node"], "topic": "load", **common}
+        pids = [int(row["pid"]) for row in (master, standby)]
         before = [cpu_seconds(pid) for pid in pids]
-        alone = run_child("firn_client:rebuild", **common, rate=0.0)
+        alone = run_child("firn_client:rebuild", **asked, rate=0.0)
         cpu = [cpu_seconds(pid) - spent for pid, spent in zip(pids, before, strict=True)]
-        loaded = run_child("firn_client:rebuild", **common, rate=produced["rate"] / 2)
+        loaded = run_child("firn_client:rebuild", **asked, rate=produced["rate"] / 2)
     finally:
         broker.stop()
         shutil.rmtree(folder, ignore_errors=True)
-    title = f"rebuild of a standby, {size / 1e9:.2g} GB compacted"
+    title = f"rebuild of a standby, {shape.title}, {size / 1e9:.2g} GB compacted"
 
     def row(what: str, unit: str, value: float, note: str = "") -> Row:
         return Row(f"{title}, {what}", unit, Spread.of([value]), note=note)
