@@ -8,13 +8,24 @@ that are replaced count from the next connection on.
 
 import ipaddress
 import os
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from firn.errors import FirnError, Invalid
+from firn.errors import FirnError, Invalid, Unauthorized
 
 SYSTEM_CA = "system"
+_ALERT = re.compile(r"\[SSL: \w+?_ALERT_(\w+)\]")
+_REFUSALS = {  # the alerts of a broker that does not take a certificate
+    "BAD_CERTIFICATE": "it is damaged, or not valid yet",
+    "CERTIFICATE_EXPIRED": "it has expired",
+    "CERTIFICATE_REQUIRED": "one is asked for",
+    "CERTIFICATE_REVOKED": "it was revoked",
+    "CERTIFICATE_UNKNOWN": "it cannot be checked",
+    "UNKNOWN_CA": "the broker does not trust the CA that signed it",
+    "UNSUPPORTED_CERTIFICATE": "it is not made for clients",
+}
 
 
 def is_loopback(host: str) -> bool:
@@ -41,7 +52,7 @@ class Credentials:
 
     @property
     def hint(self) -> str:
-        """What else may be behind a connection that ended: no broker says so when it refuses a handshake."""
+        """What else may be behind a connection that ended: the alert that says so may have been lost with it."""
         return "" if self.tls_cert is None else "; does the broker take this client's certificate?"
 
     def check_address(self, address: str) -> None:
@@ -164,11 +175,18 @@ def client_context(credentials: Credentials) -> ssl.SSLContext:
 
 
 def refusal_of(error: BaseException | None, address: str) -> FirnError | None:
-    """What a failed handshake means that asking again would not change; None when it may be anything."""
+    """What a failed handshake means that asking again would not change; None when it may be anything.
+
+    In TLS 1.3 a client learns what became of its certificate after its side of the handshake is over: by an alert in
+    place of the first answer, which every layer wraps into an error of its own, with these words.
+    """
     if isinstance(error, ssl.SSLCertVerificationError):
         return Invalid(
             f"{address}: the broker's certificate is not trusted: {error.verify_message}; is tls_ca right?"
         )
+    alert = _ALERT.search(str(error))
+    if alert is not None and alert[1] in _REFUSALS:
+        return Unauthorized(f"{address}: the broker refuses this client's certificate: {_REFUSALS[alert[1]]}")
     return None
 
 

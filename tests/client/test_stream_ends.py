@@ -1,13 +1,19 @@
 """A connection that breaks at the worst moment: while a message is leaving."""
 
 import asyncio
+import gc
+import warnings
+from pathlib import Path
 
 import pytest
+from security_kit import Site
 
 from firn.client.stream import Stream
 from firn.errors import FirnError, Unavailable
+from firn.tls import client_context
 from firn.websocket import Opcode, WebSocket, accept_key
 from firn.wire import Assembler, Message, Op, frames
+from firn_node.security.trust import load_trust
 
 
 class Peer(asyncio.Protocol):
@@ -54,11 +60,15 @@ class Peer(asyncio.Protocol):
             self.messages.put_nowait(message)
 
 
-async def connected() -> tuple[Stream, Peer, asyncio.Server]:
+async def connected(site: Site | None = None) -> tuple[Stream, Peer, asyncio.Server]:
+    """By TLS with a ``site``."""
     peer = Peer()
-    server = await asyncio.get_running_loop().create_server(lambda: peer, "127.0.0.1", 0)
+    theirs = None if site is None else load_trust(site.settings).context
+    ours = None if site is None else client_context(site.client("reader"))
+    server = await asyncio.get_running_loop().create_server(lambda: peer, "127.0.0.1", 0, ssl=theirs)
     port = server.sockets[0].getsockname()[1]
-    return await Stream.connect(f"127.0.0.1:{port}", timeout=5, client="test"), peer, server
+    stream = await Stream.connect(f"127.0.0.1:{port}", timeout=30, client="test", tls=ours)
+    return stream, peer, server
 
 
 def test_a_connection_that_is_reset_while_sending_ends_the_request_as_unavailable() -> None:
@@ -140,3 +150,25 @@ def test_a_broker_is_not_given_up_while_a_long_message_is_on_its_way(monkeypatch
         await server.wait_closed()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_answering", [True, False], ids=["answers", "is silent"])
+def test_a_closed_stream_over_tls_leaves_no_connection_open_whether_or_not_the_broker(
+    tmp_path: Path, is_answering: bool
+) -> None:
+    """TLS ends in several turns of the event loop, and waits for the peer; the blocking client's loop ended before."""
+
+    async def main() -> None:
+        stream, peer, server = await connected(Site(tmp_path))
+        if not is_answering:
+            peer.transport.pause_reading()
+        await stream.close(within=30 if is_answering else 0.05)
+        peer.transport.abort()
+        await asyncio.sleep(0)  # the broker's own end
+        server.close()
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        asyncio.run(main())
+        gc.collect()
+    assert [str(warning.message) for warning in found] == []

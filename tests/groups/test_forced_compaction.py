@@ -70,3 +70,35 @@ def test_a_standby_that_was_away_compacts_when_it_is_back_and_none_does_at_a_mer
             assert [replica.broker.compaction("t") for replica in group.up] == [None, None]
 
     run(story())
+
+
+def test_a_replica_that_ends_while_it_compacts_does_so_when_it_is_back_and_only_once(tmp_path: Path) -> None:
+    """The order was dispatched, so that no replay repeats it: it was forgotten."""
+
+    async def story() -> None:
+        async with broker_group(tmp_path, 2) as group:
+            master = await filled(group)
+            [standby] = [each for each in group.up if each is not master]
+            await standby.stop()
+            standby.changes = {"io_bytes_per_second": 1}
+            await standby.start()
+            await force(master)
+            await group.until_equal()
+            await group.until(
+                lambda: (
+                    (run := standby.broker.compaction("t")) is not None
+                    and run.partitions[0].state == "running"
+                ),
+                "it has begun",
+            )
+            await standby.stop()
+            standby.changes = {}
+            await standby.start()
+            await group.until(lambda: rows(standby) == (5, 30), "it has compacted")
+            await standby.stop()
+            await standby.start()
+            await group.until(standby.broker.is_ready, "it follows its master")
+            await group.until(lambda: standby.broker.knows_states, "it knows its partitions")
+            assert standby.broker.compaction("t") is None
+
+    run(story())

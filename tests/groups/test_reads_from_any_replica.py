@@ -12,6 +12,7 @@ from firn.errors import Invalid, NotMaster, UnknownTopic
 from firn.shown import parse_shown, shown_text
 from firn.topicspec import parse_spec
 from firn_node.engine.api import ReadRequest
+from support.firn_cli.calls import call
 
 KEYS = [b"k%d" % number for number in range(20)]
 
@@ -63,6 +64,19 @@ def test_a_client_that_reads_from_any_is_answered_by_the_standby_alone_and_its_w
             async with Client(address(master), timeout=60) as client:
                 reader = client.reader("t", until_end=True, read_from=address(standby))
                 assert len([record async for record in reader]) >= len(KEYS)
+
+    run(story())
+
+
+def test_the_command_line_reads_from_a_standby_when_asked_to(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_group(tmp_path, 2) as group:
+            master, standby = await filled(group)
+            before = asked_at(master)
+            for words in (["consume", "t", "--format", "tsv"], ["get", "t", "k3"]):
+                ended = await asyncio.to_thread(call, *words, "--read-from", "any", address=address(standby))
+                assert b"k3" in ended.stdout
+            assert (asked_at(master), asked_at(standby) >= 3) == (before, True)
 
     run(story())
 

@@ -316,8 +316,42 @@ def test_a_topic_that_its_group_has_yet_to_hear_of_is_waited_for(tmp_path: Path)
         async with broker_cluster(tmp_path, replicas=1) as cluster:
             one = await cluster.groups[1].until_master()
             catalogue = one.broker.core.catalogue
-            await cluster.until(lambda: catalogue.whole_to, "group 1 has been told")
-            refused: list[FirnError] = [catalogue.unknown(8), catalogue.unknown(catalogue.whole_to or 0)]
+            await cluster.until(lambda: bool(catalogue.whole_to()), "group 1 has been told")
+            refused: list[FirnError] = [catalogue.unknown(8), catalogue.unknown(catalogue.whole_to() or 0)]
             assert [error.retry for error in refused] == [False, True]
+
+    run(story())
+
+
+def test_a_standby_leads_to_its_master_who_names_a_topic_that_it_does_not_know(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_cluster(tmp_path, groups=1, replicas=2) as cluster:
+            [group] = cluster.groups
+            master = await group.until_master()
+            await group.until_in_sync()
+            [standby] = [replica for replica in group.up if replica is not master]
+            refused = standby.broker.unknown_id(1 << 40)
+            assert isinstance(refused, NotMaster)
+            assert refused.details["address"] == f"127.0.0.1:{master.port}"
+            assert isinstance(master.broker.unknown_id(1 << 40), UnknownTopic)
+
+    run(story())
+
+
+def test_a_new_master_that_group_0_has_told_nothing_yet_denies_no_topic(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_cluster(tmp_path, replicas=1) as cluster:
+            zero, one = [(await group.until_master()) for group in cluster.groups]
+            catalogue = one.broker.core.catalogue
+            await cluster.until(lambda: bool(catalogue.whole_to()), "group 1 has been told")
+            with pytest.raises(UnknownTopic):
+                one.broker.topic("t")
+            await zero.stop()
+            await one.stop()
+            await one.start()
+            await cluster.groups[1].until_master()
+            with pytest.raises(Unavailable, match="not known yet") as refused:
+                one.broker.topic("t")
+            assert refused.value.retry
 
     run(story())

@@ -256,6 +256,26 @@ def test_batches_of_several_topics_are_written_all_or_not_at_all(site: Site) -> 
     run(main)
 
 
+def test_who_names_a_topic_that_this_broker_has_yet_to_hear_of_is_told_to_try_again(site: Site) -> None:
+    """It was told that there is no such topic, and gave its records up."""
+
+    async def main() -> None:
+        broker = await stand_in()
+        broker.unknown = Unavailable("topic id is not known yet; try again")
+        async with (
+            guarded(site, broker) as server,
+            Asking(server.address, credentials(site, "writer")) as ask,
+            ask.stream() as peer,
+        ):
+            hidden = await peer.ask(Op.PRODUCE, 1, {}, batch(16, (b"k", b"v")))
+            unknown = await peer.ask(Op.PRODUCE, 2, {}, batch(24, (b"k", b"v")))
+            assert hidden.meta["error"] == unknown.meta["error"] == "unavailable"
+            assert hidden.meta["message"] == unknown.meta["message"]
+            assert hidden.meta["retry"]
+
+    run(main)
+
+
 def test_a_denial_and_an_administrative_action_are_in_the_audit_log_without_any_secret(site: Site) -> None:
     async def main() -> None:
         async with guarded(site, await stand_in()) as server:
@@ -295,7 +315,7 @@ def test_a_denial_and_an_administrative_action_are_in_the_audit_log_without_any_
 # Credentials that are no good
 
 
-NOT_TAKEN = "does the broker take this client's certificate"
+NOT_TAKEN = "the broker refuses this client's certificate: "
 
 
 async def told(ask: Callable[[], Awaitable[Any]]) -> Any:
@@ -337,7 +357,7 @@ def refused(site: Site, found: Credentials, kind: type[Exception], match: str, *
 
 def test_an_expired_certificate_is_refused_in_the_handshake(site: Site) -> None:
     pair = make_client(site.ca, "reader", now() - timedelta(days=3), days=2)
-    refused(site, site.client("reader", pair=pair), Unavailable, NOT_TAKEN)
+    refused(site, site.client("reader", pair=pair), Unauthorized, NOT_TAKEN + "it has expired")
     lines = [json.loads(line) for line in Path(site.path("audit.log")).read_text().splitlines()]
     assert {(line["action"], line["outcome"], line["principal"]) for line in lines} == {
         ("TLS handshake", "certificate: certificate has expired", None)
@@ -346,12 +366,16 @@ def test_an_expired_certificate_is_refused_in_the_handshake(site: Site) -> None:
 
 def test_a_certificate_that_is_not_valid_yet_is_refused(site: Site) -> None:
     pair = make_client(site.ca, "reader", now() + timedelta(days=1))
-    refused(site, site.client("reader", pair=pair), Unavailable, NOT_TAKEN)
+    refused(
+        site, site.client("reader", pair=pair), Unauthorized, NOT_TAKEN + "it is damaged, or not valid yet"
+    )
 
 
 def test_a_certificate_of_a_foreign_ca_is_refused(site: Site) -> None:
     pair = make_client(make_ca("foreign", now()), "reader", now())
-    refused(site, site.client("reader", pair=pair), Unavailable, NOT_TAKEN)
+    refused(
+        site, site.client("reader", pair=pair), Unauthorized, NOT_TAKEN + "the broker does not trust the CA"
+    )
 
 
 def test_a_revoked_certificate_is_refused_by_name(site: Site) -> None:
@@ -468,7 +492,7 @@ def test_a_servers_certificate_that_is_for_servers_alone_is_no_clients(site: Sit
 
     subject = make_client(site.ca, "reader", now()).certificate.subject
     pair = localca._issued(site.ca, subject, [], [ExtendedKeyUsageOID.SERVER_AUTH], now(), 1)
-    refused(site, site.client("reader", pair=pair), Unavailable, NOT_TAKEN)
+    refused(site, site.client("reader", pair=pair), Unauthorized, NOT_TAKEN)
 
 
 def test_an_expired_and_an_unknown_token_get_the_same_answer(site: Site) -> None:

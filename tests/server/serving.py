@@ -74,6 +74,7 @@ class StandIn:
         self.runs: dict[str, CompactionRun] = {}
         self.changed = asyncio.Event()
         self.failure: BaseException | None = None
+        self.unknown: FirnError | None = None  # what who names an unknown id is told
 
     def floor_in(self, shown: str) -> int:
         return parse_shown(shown).get(0, 0)
@@ -85,6 +86,9 @@ class StandIn:
 
     def topic_of_id(self, topic_id: int) -> TopicInfo | None:
         return next((topic for topic in self.names.values() if topic.topic_id == topic_id), None)
+
+    def unknown_id(self, topic_id: int) -> FirnError:
+        return self.unknown or UnknownTopic(f"no topic has the id {topic_id}")
 
     def topics(self, *, after: str = "", limit: int = 1000) -> list[TopicInfo]:
         return [self.names[n] for n in sorted(self.names) if n > after][:limit]

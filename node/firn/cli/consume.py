@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from firn.cli.printing import json_bytes_with_id, json_line, tsv_bytes
-from firn.cli.running import BrokerOption, TimeoutOption, checked, connect, quiet_stdout, run
+from firn.cli.running import BrokerOption, ReadFromOption, TimeoutOption, checked, connect, quiet_stdout, run
 from firn.cli.times import Start, parse_start
 from firn.record import Record
 
@@ -47,6 +47,7 @@ def consume(
     count_max: Annotated[int | None, typer.Option("--max", metavar="N", show_default=False)] = None,
     format: Annotated[str, typer.Option("--format", metavar="jsonl|tsv")] = "jsonl",
     ids: Annotated[bool, typer.Option("--ids", help="With --view raw: print message ids too.")] = False,
+    read_from: ReadFromOption = None,
     broker: BrokerOption = None,
     timeout: TimeoutOption = None,
 ) -> None:  # fmt: skip
@@ -66,7 +67,7 @@ def consume(
         return
 
     async def work() -> None:
-        async with connect(broker, timeout) as client:
+        async with connect(broker, timeout, read_from=read_from) as client:
             reader = client.reader(
                 topic, view=view, start=_start(start, group), until_end=not follow, queue=queue, group=group,
                 ids=ids,

@@ -6,7 +6,16 @@ from typing import Annotated
 import typer
 
 from firn.cli.printing import json_bytes, json_bytes_with_id, json_line, tsv_bytes
-from firn.cli.running import BrokerOption, OutputOption, TimeoutOption, checked, connect, fail, run
+from firn.cli.running import (
+    BrokerOption,
+    OutputOption,
+    ReadFromOption,
+    TimeoutOption,
+    checked,
+    connect,
+    fail,
+    run,
+)
 from firn.cli.times import parse_time
 from firn.record import Record
 
@@ -21,6 +30,7 @@ def register(app: typer.Typer) -> None:
 def get(
     topic: str,
     key: str,
+    read_from: ReadFromOption = None,
     broker: BrokerOption = None,
     timeout: TimeoutOption = None,
     output: OutputOption = None,
@@ -28,7 +38,7 @@ def get(
     raw = key.encode(errors="surrogateescape")
 
     async def work() -> Record | None:
-        async with connect(broker, timeout) as client:
+        async with connect(broker, timeout, read_from=read_from) as client:
             return await client.get(topic, raw)
 
     found = run(work())

@@ -67,6 +67,12 @@ def _check_timeout(text: str | None) -> str | None:
     return text
 
 
+def _check_read_from(text: str | None) -> str | None:
+    if text not in (None, "master", "any"):
+        raise typer.BadParameter(f"{text!r} is unknown; expected master or any")
+    return text
+
+
 def _json_or_table(text: str | None) -> str | None:
     if text not in (None, "json", "table"):
         raise typer.BadParameter(f"{text!r} is unknown; expected json or table")
@@ -147,6 +153,16 @@ ServiceAccountOption = Annotated[
         help="Be this ServiceAccount, by a token made now; else an administrator, by the Secret CLUSTER-admin.",
     ),
 ]  # fmt: skip
+ReadFromOption = Annotated[
+    str | None,
+    typer.Option(
+        "--read-from",
+        callback=_check_read_from,
+        metavar="master|any",
+        help="Who answers: the master, or any replica, which may be a moment behind.",
+        show_default=False,
+    ),
+]
 OutputOption = Annotated[
     str | None,
     typer.Option(
@@ -160,7 +176,7 @@ OutputOption = Annotated[
 ]
 
 
-def connect(broker: str | None, timeout: str | None) -> "Client":
+def connect(broker: str | None, timeout: str | None, *, read_from: str | None = None) -> "Client":
     """A client for the given options, or those given before the command's name, or the defaults.
 
     Errors: typer.BadParameter when ``$FIRN_BROKER`` is no address; Failure when a cluster in Kubernetes is meant and
@@ -170,9 +186,8 @@ def connect(broker: str | None, timeout: str | None) -> "Client":
     if broker is None and (place := kubernetes_place()) is not None:
         from firn.cli.kube.access import cluster_client
 
-        return cluster_client(
-            place, timeout=duration_ms(timeout or given.get("timeout") or DEFAULT_TIMEOUT) / 1000
-        )
+        seconds = duration_ms(timeout or given.get("timeout") or DEFAULT_TIMEOUT) / 1000
+        return cluster_client(place, timeout=seconds, read_from=read_from or "master")
     from firn.client import Client  # brings aiohttp, which `firn --help` need not wait for
 
     address = broker or given.get("broker") or os.environ.get("FIRN_BROKER") or DEFAULT_BROKER
@@ -188,6 +203,7 @@ def connect(broker: str | None, timeout: str | None) -> "Client":
         tls_cert=given.get("tls_cert"),
         tls_key=given.get("tls_key"),
         token_file=given.get("token_file"),
+        read_from=read_from or "master",
     )
 
 

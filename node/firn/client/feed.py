@@ -181,7 +181,7 @@ class Feed:
         except FirnError as error:
             if not error.retry:
                 raise
-            await transport.follow(error)
+            transport.follow(error)
             if loop.time() - started < 1.0:  # a broker that is just coming back is not to be hammered
                 await asyncio.sleep(transport.back_off(3))
             cursor.end = None  # what is there now is unknown: ask

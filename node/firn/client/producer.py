@@ -564,7 +564,7 @@ class Producer:
             for each in lanes:
                 each.outbox.fail_all(error)
         elif isinstance(error, NotMaster):
-            self._following = asyncio.ensure_future(lane.transport.follow(error))
+            asyncio.get_running_loop().call_soon(lane.transport.follow, error)  # not within what it ends
 
     def _settled(self) -> None:
         self._reap()

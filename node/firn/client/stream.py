@@ -32,6 +32,7 @@ HEARTBEAT_S = 20.0
 ANSWER_BYTES_MAX = 512 << 20
 OPEN_ANSWERS_MAX = 1 << 16
 FRAME_READ_MAX = 4 << 20
+CLOSE_S = 1.0  # for the peer to take what was sent, and to end TLS; then the connection is cut
 READ_BYTES = 256 << 10
 
 Handler = Callable[["Message | FirnError"], None]
@@ -55,6 +56,9 @@ class Stream(asyncio.BufferedProtocol):
         self._socket: WebSocket | None = None
         self._handshake: Handshake | None = None
         self._greeted: asyncio.Future[None] = self.loop.create_future()
+        self._gone: asyncio.Future[None] = (
+            self.loop.create_future()
+        )  # the transport has let go of its descriptor
         self._is_full = False
         self._hint = ""
         # What has not left, and who waits for it: frames of one message an item.
@@ -90,7 +94,7 @@ class Stream(asyncio.BufferedProtocol):
                     greeting = await stream.ask(Op.HELLO, {"version": STREAM_VERSION, "client": client})
                     stream.groups = int(greeting.meta.get("groups", 1))
                 except BaseException:
-                    await stream.close()
+                    await stream.close(within=0)
                     raise
                 return stream
         except TimeoutError:
@@ -274,12 +278,15 @@ class Stream(asyncio.BufferedProtocol):
             self._socket.feed_data(rest)
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        if not self._gone.done():
+            self._gone.set_result(None)
         if self._socket is not None:
             self._socket.feed_eof()
         why = "was closed" if exc is None else f"broke: {exc}"
+        refusal = None
         if self._socket is None:
-            why += self._hint
-        self._end(Unavailable(f"{self.address}: the connection {why}"))
+            why, refusal = why + self._hint, refusal_of(exc, self.address)
+        self._end(refusal or Unavailable(f"{self.address}: the connection {why}"))
 
     def _socket_ended(self, why: str) -> None:
         self._end(Unavailable(f"{self.address}: the connection ended: {why}"))
@@ -324,14 +331,24 @@ class Stream(asyncio.BufferedProtocol):
         for handler in handlers:
             handler(self._reason)
 
-    async def close(self) -> None:
-        """Ends the connection; open exchanges end with Unavailable."""
+    def begin_close(self) -> None:
+        """Ends the connection; open exchanges end with Unavailable, now."""
         self._end(Unavailable(f"{self.address}: the client closed the connection"))
         if self._socket is not None:
             self._socket.close(CloseCode.OK)
-        elif self._transport is not None:
+
+    async def close(self, *, within: float = CLOSE_S) -> None:
+        """As ``begin_close``, and returns when the connection is gone: after ``within`` seconds it is cut."""
+        self.begin_close()
+        if self._transport is None:
+            return
+        try:
+            if within and self._socket is not None:
+                await asyncio.wait([self._gone], timeout=within)
+        finally:
             self._transport.abort()
-        await asyncio.sleep(0)  # the transport lets go of its descriptor in a turn of its own
+        await self._gone
+        await asyncio.sleep(0)  # TLS: the transport below lets go in a turn of its own
 
 
 def address_in(error: FirnError) -> str | None:

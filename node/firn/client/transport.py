@@ -153,9 +153,8 @@ class Transport:
             if self._stream is not None:
                 if self._stream.is_open:
                     return self._stream
-                stale, self._stream = self._stream, None
-                self.addresses.put_last(stale.address)
-                await stale.close()
+                self.addresses.put_last(self._stream.address)
+                self._drop_stream()
             self._watch_credentials()
             last: FirnError = Unavailable("no broker address")
             for address in self.addresses.in_turn():
@@ -192,9 +191,7 @@ class Transport:
                 continue
             shown = now
             self._pages.forget()
-            stale, self._stream = self._stream, None
-            if stale is not None:
-                await stale.close()  # what is open on it is asked again
+            self._drop_stream()  # what is open on it is asked again
 
     def reading(self) -> dict[str, str]:
         """What goes along with a read: nothing, unless any replica may answer."""
@@ -210,7 +207,7 @@ class Transport:
         """Whether what was asked of this transport's group is another group's: the asker's knowledge is out of date."""
         return self._group is not None and error.details.get("group", self._group) != self._group
 
-    async def follow(self, error: FirnError) -> None:
+    def follow(self, error: FirnError) -> None:
         """Learn from an error: go to the master that it names, or to another broker when it names none.
 
         Where any replica would do, reads stay at the master for a while only.
@@ -221,33 +218,34 @@ class Transport:
         if isinstance(error, NotMaster) and address is None and len(self.addresses.in_turn()) > 1:
             if self.reads_any and self._stream is None:
                 self.addresses.put_last(self.addresses.preferred)
-            await self._leave()
+            self._leave()
         elif address is not None and address != self.addresses.preferred:
             self._credentials.check_address(address)
             self.addresses.prefer(address)
             if self.reads_any and self._leaving is None:
                 self._leaving = asyncio.get_running_loop().call_later(AT_MASTER_S, self._leave_master)
-            await self._drop_stream()
+            self._drop_stream()
 
-    async def _drop_stream(self) -> None:
+    def _drop_stream(self) -> None:
+        """End the stream, if there is one; nobody waits for a broker that may be stopped to let go of it."""
         stale, self._stream = self._stream, None
         if stale is not None:
-            await stale.close()
+            stale.begin_close()
+            dropping = asyncio.create_task(stale.close())
+            self._dropping.add(dropping)
+            dropping.add_done_callback(self._dropping.discard)
 
     def _leave_master(self) -> None:
         """What a standby could not answer, it can by now."""
         self._leaving = None
         self.addresses.shuffle(self.randomness)
-        dropping = asyncio.create_task(self._drop_stream())
-        self._dropping.add(dropping)
-        dropping.add_done_callback(self._dropping.discard)
+        self._drop_stream()
 
-    async def _leave(self) -> None:
+    def _leave(self) -> None:
         """Ask another broker from now on. Of many errors of one broker the first does it."""
-        stale, self._stream = self._stream, None
-        if stale is not None:
-            self.addresses.put_last(stale.address)
-            await stale.close()
+        if self._stream is not None:
+            self.addresses.put_last(self._stream.address)
+            self._drop_stream()
 
     async def retried(
         self, attempt: Callable[[], Awaitable[T]], *, what: str, timeout: float | None = None
@@ -269,7 +267,7 @@ class Transport:
                 raise Timeout(f"{what}: no answer within {seconds:g} s{asked}") from None
             except FirnError as error:
                 before = f"; the try before it: {error.message}"
-                await self.follow(error)
+                self.follow(error)
                 failures += 1
                 pause = self.back_off(failures)
                 if not error.retry or self.is_elsewhere(error) or loop.time() + pause >= deadline:
@@ -361,6 +359,7 @@ class Transport:
         self, ask: Callable[[str], Awaitable[Answer]], what: str, is_repeatable: bool = True
     ) -> Answer:
         last: FirnError = Unavailable("no broker address")
+        refused: FirnError | None = None  # which counts for more than that another one is away
         for address in self.addresses.in_turn():
             try:
                 return await ask(address)
@@ -369,18 +368,18 @@ class Transport:
                     raise
                 last = error
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, CannotConnect) as error:
-                last = _refusal_in(error, address) or Unavailable(f"{address}: cannot connect: {error}")
+                refused = _refusal_in(error, address) or refused
+                last = Unavailable(f"{address}: cannot connect: {error}")
             except (aiohttp.ClientError, OSError) as error:
                 refusal = _refusal_in(error, address)
-                last = refusal or Unavailable(
-                    f"{address}: the connection broke: {error}{self._credentials.hint}"
-                )
+                refused = refusal or refused
+                last = Unavailable(f"{address}: the connection broke: {error}{self._credentials.hint}")
                 if refusal is None and not is_repeatable:
                     raise FirnError(
                         f"{what}: {last.message}; whether it took effect is unknown, so it was not repeated"
                     ) from error
             self.addresses.put_last(address)
-        raise last
+        raise refused or last
 
     async def _at_one(self, address: str, ask: Callable[[str], Awaitable[Answer]]) -> Answer:
         try:
@@ -409,10 +408,10 @@ class Transport:
         self._is_closed = True
         if self._leaving is not None:
             self._leaving.cancel()
-        await asyncio.gather(*self._dropping)
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
+        await asyncio.gather(*self._dropping)
         self._pages.close()
         if self._stream is not None:
             await self._stream.close()

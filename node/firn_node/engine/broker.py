@@ -245,7 +245,7 @@ class Broker:
         self._scheduler = Scheduler(core, self.partitions, self._commits)
         self._topics = Topics(core, self._appender)
         self._groups = Groups(core, self.partitions, self._appender, self._commits, self._lookup)
-        self._states_known = False
+        self.knows_states = False
         self._producers_checked = float("-inf")
         core.dispatched_position = max(index.checkpoint, log.start)
         self._load_catalogue()
@@ -305,12 +305,12 @@ class Broker:
             self._followers = Followers(core, lambda: group.epoch)
             self._topics.lead(self._followers)
             return
-        core.catalogue.whole_to = 0
         self._following = Following(
             core, core.others, self._topics.take_over,
             lambda: group.epoch if group.is_master and group.is_settled else None,
             self.settings.security.as_client(),
         )  # fmt: skip
+        core.catalogue.whole_to = self._following.whole_to
         self._spawn(self._following.run())
 
     def _load_catalogue(self) -> None:
@@ -356,7 +356,7 @@ class Broker:
         """
         self._check_reading()
         source = self.pinned_source()
-        if not self._states_known:
+        if not self.knows_states:
             raise Unavailable("this broker has just started; ask again")
         if self.core.index.checkpoint < start:
             await self.checkpoint()
@@ -691,6 +691,14 @@ class Broker:
     def topic_of_id(self, topic_id: int) -> TopicInfo | None:
         return self.core.catalogue.by_id.get(topic_id)
 
+    def unknown_id(self, topic_id: int) -> FirnError:
+        """What who names this id is told, by which nobody learns whether there is such a topic."""
+        try:
+            self._check_reading()
+        except FirnError as error:
+            return error
+        return self.core.catalogue.unknown(topic_id)
+
     def topics(self, *, after: str = "", limit: int = 1000) -> list[TopicInfo]:
         return self._topics.listed(after=after, limit=limit)
 
@@ -895,7 +903,7 @@ class Broker:
                 if self._source is not None:
                     self._source.expire()
                 self._sealer.check_budget()
-            if self._states_known:
+            if self.knows_states:
                 with self._reported("retention"):
                     await self._retain()
             with self._reported("the key query index"):
@@ -1023,10 +1031,11 @@ class Broker:
         """
         if self._rebuilding is not None:
             await self._rebuilding.whole.wait()
-        while not self._states_known:
+        while not self.knows_states:
             with self._reported("state scan"):
                 await self._scan_states_once()
-                self._states_known = True
+                self.knows_states = True
+                self._scheduler.request_forgotten()
                 return
             await asyncio.sleep(_HOUSEKEEPING_S)
 

@@ -90,8 +90,8 @@ class Catalogue:
     changes: int = 0  # grows with every record applied
     # The newest state of group 0's catalogue that is known to be held here; of group 0 itself never.
     told: Told = NEVER_TOLD
-    # Where it follows group 0's: it has all topics with smaller ids, as far as this master knows by now.
-    whole_to: int | None = None
+    # Of a master that follows group 0's: it has all topics with smaller ids, as far as it knows by now.
+    whole_to: Callable[[], int | None] = lambda: None
     # Called with each name that a record changed, and the position where that record ends.
     on_change: Callable[[str, int], None] = lambda name, end: None
 
@@ -102,8 +102,13 @@ class Catalogue:
             )
 
     def named(self, name: str) -> TopicInfo:
+        """*Errors*: UnknownTopic; Unavailable of a master that has yet to ask group 0 which topics there are."""
         found = self.by_name.get(name)
         if found is None:
+            if self.whole_to() == 0:
+                raise Unavailable(
+                    f"topic {name!r} is not known yet in this broker group; try again", topic=name
+                )
             raise UnknownTopic(
                 f"topic {name!r} does not exist; create it with `firn topics create {name}`", topic=name
             )
@@ -111,7 +116,8 @@ class Catalogue:
 
     def unknown(self, topic_id: int) -> FirnError:
         """Why there is no topic of an id: it may be one that this group has yet to hear of from group 0."""
-        if self.whole_to is not None and topic_id >= self.whole_to:
+        known_to = self.whole_to()
+        if known_to is not None and topic_id >= known_to:
             return Unavailable(f"topic id {topic_id} is not known yet in this broker group; try again")
         return UnknownTopic(f"topic id {topic_id} does not exist (any more); look the topic up again")
 

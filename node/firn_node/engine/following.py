@@ -153,7 +153,15 @@ class Following:
         self._credentials = credentials
         self._has = NEVER_TOLD
         self._epoch: int | None = None  # of the mastership in which ``_has`` was taken over
+        self._whole_to = 0
         self._transport: Transport | None = None
+
+    def whole_to(self) -> int | None:
+        """``Catalogue.whole_to``: 0 before group 0 has told this master anything; None where it is none."""
+        epoch = self._mastership()
+        if epoch is None:
+            return None
+        return self._whole_to if epoch == self._epoch else 0
 
     async def run(self) -> None:
         """Follow, until cancelled."""
@@ -161,8 +169,7 @@ class Following:
             while True:
                 epoch = self._mastership()
                 if epoch != self._epoch:
-                    self._epoch, self._has = epoch, NEVER_TOLD
-                    self._core.catalogue.whole_to = 0
+                    self._epoch, self._has, self._whole_to = epoch, NEVER_TOLD, 0
                 if epoch is None:
                     await self._drop_transport()
                     self._core.health.troubles.pop(_TROUBLE, None)
@@ -232,8 +239,8 @@ class Following:
         items = sorted(news.items(), key=lambda item: 0 if item[1] is None else item[1].topic_id)
         for at in range(0, len(items), ROWS):
             await self._write(dict(items[at : at + ROWS]), told)
-        catalogue.told, catalogue.whole_to = max(catalogue.told, told), told[1]
-        self._has = told
+        catalogue.told = max(catalogue.told, told)
+        self._has, self._whole_to = told, told[1]
 
     def _check_ids(self, news: Mapping[str, TopicInfo | None]) -> None:
         """An id is a topic's for good. *Errors*: Unavailable for one that another topic has here."""

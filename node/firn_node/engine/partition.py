@@ -37,7 +37,8 @@ class DirtyState:
     """What scheduling must know of a partition without opening it; stored with the index's flush.
 
     ``position``: appends below it are counted (a replay passes over them). ``oldest_*`` are of the first dirty
-    batch (-1: none). Clean figures are copies of the manifest's.
+    batch (-1: none). Clean figures are copies of the manifest's. ``forced``: up to which of the compactions by force
+    that its topic was asked for this partition is done.
     """
 
     position: int = 0
@@ -59,6 +60,7 @@ class DirtyState:
     last_reason: str = ""
     failures: int = 0
     retry_ms: int = 0
+    forced: int = 0
 
     def pack(self) -> bytes:
         return bytes(msgpack.packb([getattr(self, name) for name in self.__slots__]))

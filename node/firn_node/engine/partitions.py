@@ -93,7 +93,8 @@ class Partitions:
         state = self.states.get(key)
         if state is None:
             stored = core.index.state(*key)
-            state = unpack_state(stored) if stored else DirtyState()
+            begun = DirtyState(forced=core.catalogue.forced.get(topic.topic_id, 0))
+            state = unpack_state(stored) if stored else begun
         reason = None
         try:
             log = self._open_log(topic, number)

@@ -36,6 +36,7 @@ _FINAL = ("done", "failed", "cancelled")
 @dataclass(slots=True)
 class _Request:
     run: CompactionRun
+    forced: int  # how many compactions by force its topic had been asked for, of which it does the last
     is_cancelled: bool = False
 
 
@@ -47,6 +48,7 @@ class _Work:
     result: PartitionCompaction
     with_active: bool
     force: bool
+    forced: int = 0
     is_automatic: bool = False
     upto: int = 0
     dirty_before: int = 0
@@ -97,11 +99,20 @@ class Scheduler:
         rows = [PartitionCompaction(number) for number in topic.partitions_in(self.core.group)]
         run = CompactionRun(self.core.randomness.bytes(4).hex(), topic.name, topic.topic_id, force, rows)
         run.is_settled = False
-        request = _Request(run)
+        request = _Request(run, self.core.catalogue.forced.get(topic.topic_id, 0))
         self.requests[topic.topic_id] = request
         self._queue.append(request)
         self._wake.set()
         return run
+
+    def request_forgotten(self) -> None:
+        """Ask again for the compactions by force that this broker was asked for and died before it had done them."""
+        states = self.partitions.states
+        for topic_id, count in self.core.catalogue.forced.items():
+            topic = self.core.catalogue.by_id[topic_id]
+            keys = [(topic_id, number) for number in topic.partitions_in(self.core.group)]
+            if any(states[key].forced < count for key in keys if key in states):
+                self.request(topic, force=True)
 
     def cancel(self, topic_id: int) -> CompactionRun | None:
         request = self.requests.get(topic_id)
@@ -159,7 +170,7 @@ class Scheduler:
             except (FirnError, OSError) as error:
                 row.state, row.reason = "failed", str(error)
                 continue
-            works.append(_Work(partition, row, with_active=run.force, force=run.force))
+            works.append(_Work(partition, row, with_active=run.force, force=run.force, forced=request.forced))
         await self._compact(works, lambda: request.is_cancelled)
 
     async def _run_due(self) -> bool:
@@ -359,6 +370,8 @@ class Scheduler:
             partition.active.drop_before(manifest.horizon)
         state.last_result, state.last_reason = result.state, result.reason or ""
         state.last_seconds = result.seconds
+        if work.force and (result.state == "done" or (result.state == "cancelled" and not self._stopping)):
+            state.forced = max(state.forced, work.forced)
         note_clean(partition)
         self.core.metrics[f"compactions_{result.state}"] += 1
         self.core.metrics["compaction_bytes_written"] += result.bytes_written

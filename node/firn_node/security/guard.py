@@ -5,7 +5,8 @@ A broker without authentication has no guard, and pays nothing for this. Invaria
 - nothing is decided from what was true before: each check proves the credentials against the trust that is in
   force now, and takes the topic's rules as they are now (both are compared by identity, which is cheap);
 - every denial is in the audit log, and says nothing about topics that the asker may not see;
-- a batch names its topic by id alone: an id that the asker has no right on is answered as one that does not exist.
+- a batch names its topic by id alone: an id that the asker has no right on is answered as one that does not exist;
+- where this broker may not know all topics, the asker is told to try again, or elsewhere, before any right is denied.
 """
 
 import struct
@@ -41,6 +42,8 @@ class Topics(Protocol):
     def topic(self, name: str) -> TopicInfo: ...
 
     def topic_of_id(self, topic_id: int) -> TopicInfo | None: ...
+
+    def unknown_id(self, topic_id: int) -> FirnError: ...
 
 
 @dataclass(slots=True)
@@ -125,7 +128,8 @@ class Access:
     def check_batches(self, data: Buffer, *, what: str) -> None:
         """Go on if every batch that its headers tell of may be written.
 
-        Errors: Unauthorized; Forbidden; UnknownTopic for an id with no topic that the peer may see.
+        Errors: Unauthorized; Forbidden; for an id with no topic that the peer may see UnknownTopic, or what sends it to
+        who knows.
         """
         principal, target = None, None
         try:
@@ -159,7 +163,7 @@ class Access:
         topic = self._guard.topics.topic_of_id(topic_id)
         rights = self._rights_on(topic, principal)
         if topic is None or not rights:
-            raise UnknownTopic(f"there is no topic with the id {topic_id}", topic_id=topic_id)
+            raise self._guard.topics.unknown_id(topic_id)
         if not is_allowed(principal, Action.WRITE, rights):
             raise denial(principal, Action.WRITE, topic.name)
 

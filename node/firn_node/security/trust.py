@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from firn.errors import FirnError, Invalid, Unauthorized
 from firn.tls import file_stamp
 from firn_node.clock import Clock
+from firn_node.security.alerts import TellingContext
 from firn_node.security.certificates import Authorities, Identity, identify, parse_authorities
 from firn_node.security.decision import Principal
 from firn_node.security.tokens import TokenTable, parse_tokens
@@ -77,7 +78,7 @@ def _server_context(settings: SecuritySettings) -> ssl.SSLContext | None:
     """TLS 1.3. A certificate of the client is asked for where a CA is given, and then checked if it comes."""
     if not settings.has_tls:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context = TellingContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.num_tickets = _NO_TICKETS
     try:

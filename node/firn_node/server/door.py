@@ -18,6 +18,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from firn_node.security.admission import Admission, Place
+from firn_node.security.alerts import told_over
 from firn_node.security.trust import TrustFiles
 
 log = logging.getLogger("firn.server")
@@ -106,12 +107,13 @@ class Door:
         context = self.files.current.context
         protocol = self._factory(place)
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: protocol,
-                connection,
-                ssl=context,
-                ssl_handshake_timeout=None if context is None else self._proof_seconds,
-            )
+            with told_over(connection):
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: protocol,
+                    connection,
+                    ssl=context,
+                    ssl_handshake_timeout=None if context is None else self._proof_seconds,
+                )
         except (OSError, ssl.SSLError) as error:
             self.handshakes_failed += 1
             place.leave()

@@ -63,22 +63,24 @@ def find(kubectl: Kubectl, cluster: str | None) -> Found:
     return Found(chosen_cluster(of_kind(objects, "BrokerCluster"), cluster, kubectl.namespace), objects)
 
 
-def cluster_client(place: KubernetesPlace, *, timeout: float) -> "ClusterClient":
+def cluster_client(place: KubernetesPlace, *, timeout: float, read_from: str = "master") -> "ClusterClient":
     """A client of the cluster that is meant. Credentials of the environment are for other brokers."""
     for name in CREDENTIALS:
         os.environ.pop(name, None)
     kubectl = Kubectl(place.context, place.namespace)
     return ClusterClient(
-        kubectl, find(kubectl, place.cluster), timeout=timeout, service_account=place.service_account
-    )
+        kubectl, find(kubectl, place.cluster), timeout=timeout, service_account=place.service_account,
+        read_from=read_from,
+    )  # fmt: skip
 
 
 class ClusterClient(Client):
     """A client whose connections are forwarded, and whose keys go when it is closed."""
 
     def __init__(
-        self, kubectl: Kubectl, found: Found, *, timeout: float, service_account: str | None = None
-    ) -> None:
+        self, kubectl: Kubectl, found: Found, *, timeout: float, service_account: str | None = None,
+        read_from: str = "master",
+    ) -> None:  # fmt: skip
         """Errors: Failure when no broker runs, or the user may not have credentials."""
         addresses = broker_addresses(found.cluster, found.groups(), of_kind(found.objects, "Pod"))
         self.folder = Path(tempfile.mkdtemp(prefix="firn-"))  # mode 0700
@@ -90,6 +92,7 @@ class ClusterClient(Client):
         super().__init__(
             ",".join(addresses), timeout=timeout, dial=self._forwards, tls_ca=credentials.get("tls_ca"),
             tls_cert=credentials.get("tls_cert"), tls_key=credentials.get("tls_key"), token=credentials.get("token"),
+            read_from=read_from,
         )  # fmt: skip
 
     async def close(self, *, flush: bool = True) -> None:
