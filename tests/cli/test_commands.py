@@ -77,7 +77,7 @@ def test_wrong_usage_is_2_and_names_what_is_wrong(bare: Run, arguments: list[str
     ],
 )  # fmt: skip
 def test_without_a_broker_a_command_fails_soon_and_says_what_to_do(bare: Run, arguments: list[str]) -> None:
-    found = bare(*arguments, "--broker", "127.0.0.1:1", "--timeout", "300ms", code=1, input=b"a\t1\n")
+    found = bare(*arguments, "--broker", "127.0.0.1:1", "--timeout", "3s", code=1, input=b"a\t1\n")
     assert "127.0.0.1:1" in sentence(found)
     assert "firn up" in sentence(found)
 

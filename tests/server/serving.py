@@ -302,13 +302,14 @@ class StandIn:
         raise Unavailable("this broker is not part of a group")
 
     def status(self, *, limit: int = 1000) -> dict[str, Any]:
-        return {"brokers": [{"node": "n", "read_only": False, "epoch": 1}], "topics": []}
+        row = {"node": "n", "role": "master", "in_sync": True, "read_only": False, "epoch": 1}
+        return {"brokers": [row], "topics": []}
 
     def is_ready(self) -> bool:
         return self.failure is None
 
 
-def run(main: Callable[[], Coroutine[Any, Any, None]], *, seconds: float = 20.0) -> None:
+def run(main: Callable[[], Coroutine[Any, Any, None]], *, seconds: float = 60.0) -> None:
     """Run a test's coroutine; one that hangs fails."""
 
     async def bounded() -> None:
