@@ -1,81 +1,113 @@
-"""``python -m firn_operator.apply [--namespace NAME] FILE...``: server-side apply of resources of ``firn.dev``.
+"""``python -m firn_operator.apply``: what the chart's values wish for, applied by the API server.
 
-For the chart's first resources: Helm cannot make resources of kinds that the same release brings. What is applied belongs to
-the field manager ``firn-chart``, so that people and the operator keep what is theirs.
+The chart runs it as a Job, because the resource definitions come with the same release: until they count, the API server
+knows no such kind, and this waits. Server-side apply under a field manager of its own: fields that people have set
+otherwise by other means are taken over, as `helm upgrade` does; what is no longer wished is left alone.
 """
 
 import argparse
 import asyncio
-import json
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from typing import Any, Protocol
 
 import yaml
 
-from firn.errors import FirnError, Invalid, Unavailable
-from firn_operator.kube import CLUSTER, COMPACTION, TOPIC, Obj, RealKube, error_of, load_client, name_of
-
-KINDS = {kind.kind: kind for kind in (TOPIC, CLUSTER, COMPACTION)}
-MANAGER = "firn-chart"
-TRIES, PAUSE_S = 60, 1.0  # the kinds may be served only a moment after they were made
-
-
-async def apply_all(documents: Sequence[Obj], namespace: str) -> list[str]:
-    """What was applied, one line each. Errors: the API server's, when it keeps refusing."""
-    kube = RealKube(await load_client())
-    try:
-        return [await _apply(kube, document, namespace) for document in documents]
-    finally:
-        await kube.close()
+FIELD_MANAGER = "firn-chart"
+TRIES_S = 240.0
+PAUSE_S = 1.0
+_PLURALS = {"BrokerCluster": "brokerclusters", "CompactedTopic": "compactedtopics"}
+_NOT_YET = (404, 429, 502, 503, 504)  # 404: the kind is not known yet
 
 
-async def _apply(kube: RealKube, document: Obj, namespace: str) -> str:
-    kind, name = KINDS[document["kind"]], name_of(document)
-    meta = {"namespace": namespace, **document["metadata"]}
-    path = kind.path(str(meta["namespace"]), name)
-    for attempt in range(TRIES):
-        try:
-            status, answer = await kube.request(
-                "PATCH", path, body={**document, "metadata": meta}, content="application/apply-patch+yaml",
-                query={"fieldManager": MANAGER, "force": "true"},
-            )  # fmt: skip
+class Server(Protocol):
+    async def apply(self, namespace: str, plural: str, document: dict[str, Any]) -> tuple[int, str]:
+        """Status and text of the answer to a server-side apply. *Errors*: OSError when nobody answers."""
+
+
+async def apply_all(
+    server: Server,
+    documents: list[dict[str, Any]],
+    namespace: str,
+    *,
+    seconds: float = TRIES_S,
+    pause: float = PAUSE_S,
+) -> str | None:
+    """Apply each in its order, again while the API server cannot take it yet. None, or a sentence why not."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + seconds
+    for document in documents:
+        kind, name = document["kind"], document["metadata"]["name"]
+        while True:
+            try:
+                status, text = await server.apply(namespace, _PLURALS[kind], document)
+            except OSError as error:
+                status, text = 503, str(error)
             if status < 300:
-                return f"{kind.kind} {meta['namespace']}/{json.loads(answer)['metadata']['name']}: applied"
-            if status != 404:
-                raise error_of(status, answer)
-        except Unavailable:
-            if attempt == TRIES - 1:
-                raise
-        await asyncio.sleep(PAUSE_S)
-    raise Unavailable(
-        f"{kind.kind} {name}: the API server does not serve this kind, or there is no such namespace"
-    )
+                print(f"{kind} {name}: applied", flush=True)
+                break
+            if status not in _NOT_YET or loop.time() + pause >= deadline:
+                return f"{kind} {name}: the API server answered {status}: {text}"
+            await asyncio.sleep(pause)
+    return None
 
 
-def read(files: Sequence[str]) -> list[Obj]:
-    """The documents of the files. Errors: Invalid for a kind that is none of firn's."""
-    found: list[Obj] = []
-    for file in files:
-        for document in yaml.safe_load_all(Path(file).read_text(encoding="utf-8")):
-            if document is None:
-                continue
-            if not isinstance(document, dict) or document.get("kind") not in KINDS:
-                raise Invalid(f"{file}: expected documents of the kinds {', '.join(KINDS)}")
-            found.append(document)
-    return found
+class KubernetesServer:
+    """The API server of the pod that this runs in, or of the kubeconfig."""
+
+    def __init__(self, api: Any) -> None:
+        self._api = api  # CustomObjectsApi
+
+    async def apply(self, namespace: str, plural: str, document: dict[str, Any]) -> tuple[int, str]:
+        import aiohttp
+        from kubernetes.aio.client.exceptions import ApiException
+
+        group, _, version = document["apiVersion"].partition("/")
+        try:
+            await self._api.patch_namespaced_custom_object(
+                group=group, version=version, namespace=namespace, plural=plural, name=document["metadata"]["name"],
+                body=document, field_manager=FIELD_MANAGER, field_validation="Strict", force=True,
+                _content_type="application/apply-patch+yaml", _request_timeout=30.0,
+            )  # fmt: skip
+        except ApiException as error:
+            return int(error.status or 503), _message(error.body)
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise OSError(str(error)) from error
+        return 200, ""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="firn_operator.apply")
-    parser.add_argument("--namespace", default="default")
-    parser.add_argument("files", nargs="+")
-    given = parser.parse_args(arguments)
+def _message(body: str | None) -> str:
     try:
-        for line in asyncio.run(apply_all(read(given.files), given.namespace)):
-            print(line)
-    except FirnError as error:
-        print(f"firn_operator.apply: {error.message}", file=sys.stderr)
+        found = yaml.safe_load(body or "")
+    except yaml.YAMLError:
+        found = None
+    return str(found.get("message", body)) if isinstance(found, dict) else str(body)
+
+
+async def _main(path: str, namespace: str) -> str | None:
+    from kubernetes.aio import client
+    from kubernetes.aio import config as untyped
+
+    config: Any = untyped
+    with open(path, encoding="utf-8") as file:
+        documents = [document for document in yaml.safe_load_all(file) if document]
+    try:
+        config.load_incluster_config()
+    except config.ConfigException:
+        await config.load_kube_config()
+    async with client.ApiClient() as api:
+        return await apply_all(KubernetesServer(client.CustomObjectsApi(api)), documents, namespace)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m firn_operator.apply", description="Apply firn's resources."
+    )
+    parser.add_argument("--namespace", required=True)
+    parser.add_argument("file")
+    given = parser.parse_args()
+    problem = asyncio.run(_main(given.file, given.namespace))
+    if problem is not None:
+        print(problem, file=sys.stderr, flush=True)
         return 1
     return 0
 

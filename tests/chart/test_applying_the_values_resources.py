@@ -64,7 +64,7 @@ def test_documents_are_applied_in_order_and_again_while_the_kind_is_not_known_ye
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("status", [400, 403, 422])
+@pytest.mark.parametrize("status", [400, 403, 422, 500])
 def test_what_the_api_server_refuses_ends_it_with_its_words(status: int) -> None:
     async def main() -> None:
         api = Api(status)

@@ -5,7 +5,18 @@ from typing import Any
 import chart_kit
 import pytest
 import yaml
-from chart_kit import CHART, EVERYTHING, GOLDEN, RENDERS, ROOT, objects, render, run, without_definitions
+from chart_kit import (
+    CHART,
+    EVERYTHING,
+    GOLDEN,
+    RENDERS,
+    ROOT,
+    objects,
+    pod_specs,
+    render,
+    run,
+    without_definitions,
+)
 
 pytestmark = pytest.mark.apiserver  # where Helm is
 
@@ -79,16 +90,6 @@ def test_bad_values_are_refused_with_their_place(values: dict[str, Any], message
     )
     assert done.returncode != 0
     assert message in done.stderr
-
-
-def pod_specs(text: str) -> list[tuple[str, dict[str, Any]]]:
-    found = []
-    for item in objects(text):
-        if item["kind"] == "Pod":
-            found.append((f"Pod {item['metadata']['name']}", item["spec"]))
-        elif item["kind"] in ("Deployment", "Job"):
-            found.append((f"{item['kind']} {item['metadata']['name']}", item["spec"]["template"]["spec"]))
-    return found
 
 
 @pytest.mark.parametrize("name", RENDERS)

@@ -65,6 +65,17 @@ def objects(text: str) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(text) if document]
 
 
+def pod_specs(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """The pods of a render, each with what it belongs to."""
+    found = []
+    for item in objects(text):
+        if item["kind"] == "Pod":
+            found.append((f"Pod {item['metadata']['name']}", item["spec"]))
+        elif item["kind"] in ("Deployment", "Job"):
+            found.append((f"{item['kind']} {item['metadata']['name']}", item["spec"]["template"]["spec"]))
+    return found
+
+
 def without_definitions(text: str) -> str:
     """The documents that are no CustomResourceDefinition: those are held to crds/ by themselves."""
     parts = text.split("\n---\n")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from cluster import kubeconfig
 from cluster.api import Api
 from cluster.pki import Authority, Signed, write_token_keys

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 import pytest
-
 from cluster.apiserver import ApiServer
 from cluster.bare import BareCluster
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from cluster import host
 from cluster.control import SERVICE_DOMAIN, ControlPlane
 from cluster.network import Network

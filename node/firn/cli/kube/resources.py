@@ -193,11 +193,10 @@ def print_resources(found: Mapping[str, Any]) -> None:
 
 def _print_head(found: Mapping[str, Any]) -> None:
     ready: Mapping[str, Any] = next((c for c in found["conditions"] if c["type"] == "Ready"), {})
-    state = {"True": "ready", "False": "not ready"}.get(
-        str(ready.get("status")), "no word from the operator yet"
-    )
+    states = {"True": "is ready", "False": "is not ready"}
+    state = states.get(str(ready.get("status")), "has no word from the operator yet")
     told = f": {ready['message']}" if ready.get("message") else ""
-    print(f"cluster {found['namespace']}/{found['cluster']} is {state}{told}")
+    print(f"cluster {found['namespace']}/{found['cluster']} {state}{told}")
     facts = [
         f"phase {found['phase']}" if found["phase"] else "",
         f"{_number(found['groups_wished'])} groups of {_number(found['replicas_wished'])} replicas",

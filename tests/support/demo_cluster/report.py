@@ -1,0 +1,84 @@
+"""What the demo counts, and the table at its end."""
+
+from dataclasses import dataclass, field
+
+from firn_node.demo.report import say
+
+GAP_SECONDS_MAX = 10.0  # leaseTtl is 3 s; the rest is for a busy machine
+
+
+@dataclass(slots=True)
+class Report:
+    """Figures of one run. Times in seconds."""
+
+    cluster_seconds: float = 0.0
+    images_seconds: float = 0.0
+    install_seconds: float = 0.0
+    ready_seconds: float = 0.0
+    records: int = 0
+    produce_seconds: float = 0.0
+    killed: str = ""
+    acknowledged_at_kill: int = 0
+    master_after: str = ""
+    beats: int = 0
+    gap_seconds: float = 0.0
+    whole_seconds: float = 0.0
+    lost: int = -1  # not counted yet
+    doubled: int = -1
+    live: int = 0
+    compared: int = 0
+    mismatches: int = 0
+    examples: list[str] = field(default_factory=list)
+    total_seconds: float = 0.0
+
+    def expect(self, holds: bool, otherwise: str) -> None:
+        """Count one comparison; a failed one is a mismatch, the first ten are told."""
+        self.compared += 1
+        if not holds:
+            self.mismatches += 1
+            if len(self.examples) < 10:
+                self.examples.append(otherwise)
+
+    @property
+    def has_failed(self) -> bool:
+        is_short = 0 < self.gap_seconds <= GAP_SECONDS_MAX
+        return bool(self.mismatches) or self.lost != 0 or self.doubled != 0 or not is_short
+
+    def rows(self) -> list[tuple[str, str]]:
+        return [
+            ("Kubernetes, three nodes", f"{self.cluster_seconds:.1f} s"),
+            ("images on every node", f"{self.images_seconds:.1f} s"),
+            ("chart installed, operator ready", f"{self.install_seconds:.1f} s"),
+            ("topic applied until it is ready", f"{self.ready_seconds:.1f} s"),
+            ("records produced", f"{self.records:,} in {self.produce_seconds:.1f} s"),
+            ("master killed", f"{self.killed}, {self.acknowledged_at_kill:,} acknowledged"),
+            ("master afterwards", self.master_after),
+            (
+                "longest gap without an acknowledged write",
+                f"{self.gap_seconds:.2f} s ({self.beats:,} writes)",
+            ),
+            ("all replicas in sync again, after the load", f"{self.whole_seconds:.1f} s"),
+            ("acknowledged records lost", f"{self.lost:,}"),
+            ("records doubled", f"{self.doubled:,}"),
+            ("live planes after compaction", f"{self.live:,}"),
+            ("compared", f"{self.compared:,}"),
+            ("mismatches", f"{self.mismatches:,}"),
+            ("whole demo", f"{self.total_seconds:.1f} s"),
+        ]
+
+    def print(self) -> None:
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(
+            title="firn demo: a master's pod killed under load", show_header=False, title_justify="left"
+        )
+        table.add_column()
+        table.add_column(justify="right")
+        for name, value in self.rows():
+            table.add_row(name, value)
+        Console(highlight=False).print(table)
+        for example in self.examples:
+            say(f"mismatch: {example}")
+        if not 0 < self.gap_seconds <= GAP_SECONDS_MAX:
+            say(f"the gap is not between 0 and {GAP_SECONDS_MAX:g} s")
