@@ -1,11 +1,14 @@
 """What a person does with a topic, and what befalls its brokers, on real nodes: nothing acknowledged is lost."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cluster import images
+from cluster.api import Json
 from cluster.bare import BareCluster
-from shop_kit import Shop, install
+from shop_kit import SYSTEM, Shop, install
 
 pytestmark = pytest.mark.cluster
 
@@ -50,9 +53,19 @@ def test_the_death_of_the_masters_pod_loses_nothing(shop: Shop) -> None:
     print(f"gap {load.gap_seconds:.1f} s")
 
 
+def test_a_killed_master_is_replaced_and_nothing_is_lost(shop: Shop) -> None:
+    before = shop.master()
+    with shop.load() as load:
+        shop.kill_broker(before)
+        shop.until_master(other_than=before)
+        load.until_more()
+        shop.until_in_sync(3)
+    print(f"gap {load.gap_seconds:.1f} s")
+
+
 def test_a_master_whose_node_is_cut_off_is_replaced_and_follows_later(shop: Shop) -> None:
     before = shop.master()
-    node = shop.cluster.node(shop.pod(before)["spec"]["nodeName"])
+    node = shop.node_of(before)
     with shop.load() as load:
         node.cut()
         shop.until_master(other_than=before)
@@ -76,3 +89,79 @@ def test_a_replica_whose_volume_is_gone_is_rebuilt_from_its_peers(shop: Shop) ->
         shop.until_in_sync(3)
     again = shop.cluster.api.get(f"{claims}/data-{lost}")
     assert again["metadata"]["uid"] != claim["metadata"]["uid"]
+
+
+def test_a_switchover_moves_the_master_to_the_pod_that_was_named(shop: Shop) -> None:
+    before = shop.master()
+    wanted = next(name for name in shop.in_sync() if name != before)
+    with shop.load() as load:
+        asyncio.run(_switch_over(shop, wanted))
+        assert shop.master() == wanted
+        load.until_more()
+    assert load.refused == []
+    print(f"gap {load.gap_seconds:.1f} s")
+
+
+def test_a_new_image_goes_to_one_pod_after_the_other_while_writes_go_on(shop: Shop) -> None:
+    newer = f"{images.NODE.reference()}-newer"
+    for node in shop.cluster.nodes:
+        node.tag(images.NODE.reference(), newer)
+    with shop.load() as load:
+        shop.patch({"spec": {"image": newer}})
+        shop.cluster.until(lambda: shop.images() == {newer}, "every broker runs the new image", seconds=300)
+        shop.until_in_sync(3)
+        load.until_more()
+    assert load.refused == []
+    print(f"gap {load.gap_seconds:.1f} s")
+
+
+def test_replicas_become_fewer_and_more_while_writes_go_on(shop: Shop) -> None:
+    with shop.load() as load:
+        for replicas in (2, 3):
+            shop.patch({"spec": {"replicas": replicas}})
+            shop.cluster.until(lambda n=replicas: shop.members() == n, f"{replicas} replicas", seconds=300)
+            shop.until_in_sync(replicas)
+            load.until_more()
+    assert load.refused == []
+
+
+def test_a_drain_of_the_masters_node_hands_over_first(shop: Shop) -> None:
+    """The pod cannot come back while its volume's node is closed: writes go on with the other two."""
+    before = shop.master()
+    node = shop.node_of(before)
+    with shop.load() as load:
+        try:
+            shop.cluster.kubectl(
+                "drain", node.name, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s"
+            )
+            assert shop.master() != before
+            load.until_more()
+        finally:
+            shop.cluster.kubectl("uncordon", node.name)
+        shop.until_in_sync(3)
+    print(f"gap {load.gap_seconds:.1f} s")
+
+
+def test_brokers_fail_over_while_there_is_no_operator(shop: Shop) -> None:
+    deployment = f"/apis/apps/v1/namespaces/{SYSTEM}/deployments/firn-operator"
+    shop.cluster.api.patch(deployment, {"spec": {"replicas": 0}})
+    shop.cluster.until(lambda: not _operators(shop), "the operator is gone")
+    before = shop.master()
+    try:
+        with shop.load() as load:
+            shop.kill_broker(before)
+            master = shop.until_master(other_than=before)
+            load.until_more()
+    finally:
+        shop.cluster.api.patch(deployment, {"spec": {"replicas": 2}})
+    shop.cluster.until(lambda: shop.told_master() == master, "the operator's view is the group's own")
+
+
+async def _switch_over(shop: Shop, to: str) -> None:
+    async with shop.client() as client:
+        await client.switchover(0, to=to)
+
+
+def _operators(shop: Shop) -> list[Json]:
+    found: list[Json] = shop.cluster.api.get(f"/api/v1/namespaces/{SYSTEM}/pods")["items"]
+    return found

@@ -20,6 +20,7 @@ from cluster import images
 from cluster.api import ApiError, Json
 from cluster.bare import BareCluster
 from cluster.client import Client as Cluster
+from cluster.node import Node
 from cluster.tools import tool
 
 from firn.client import Client
@@ -117,6 +118,14 @@ class Shop:
         record = self.record()
         return sorted(record["members"][log_id]["node"] for log_id in record.get("in_sync", []))
 
+    def members(self) -> int:
+        return len(self.record()["members"])
+
+    def told_master(self) -> str:
+        """The pod that the BrokerGroup's status names, for people."""
+        found = self.cluster.api.get(f"{_GROUP}/{self.space}/brokergroups/{self.group}")
+        return str(found.get("status", {}).get("currentMaster", ""))
+
     def pod(self, name: str) -> Json:
         """*Errors*: `ApiError`, NotFound."""
         return self.cluster.api.get(f"/api/v1/namespaces/{self.space}/pods/{name}")
@@ -124,6 +133,19 @@ class Shop:
     def delete_pod(self, name: str, *, seconds: int | None = None) -> None:
         grace = {} if seconds is None else {"gracePeriodSeconds": seconds}
         self.cluster.api.delete(f"/api/v1/namespaces/{self.space}/pods/{name}", grace)
+
+    def node_of(self, pod: str) -> Node:
+        return self.cluster.node(self.pod(pod)["spec"]["nodeName"])
+
+    def kill_broker(self, pod: str) -> None:
+        """The pod's processes die at once, without a word; the kubelet starts its container again."""
+        assert self.node_of(pod).kill_pod(self.pod(pod)["metadata"]["uid"]), f"nothing ran in {pod}"
+
+    def images(self) -> set[str]:
+        """Of the broker pods that are ready."""
+        labels = f"firn.dev/cluster={self.name},app.kubernetes.io/component=broker"
+        pods = self.cluster.api.get(f"/api/v1/namespaces/{self.space}/pods", labelSelector=labels)["items"]
+        return {pod["spec"]["containers"][0]["image"] for pod in pods if _is_ready(pod)}
 
     def until_master(self, *, other_than: str) -> str:
         """The next one."""
@@ -263,6 +285,11 @@ class Load:
             table = await client.table(TOPIC)
             await table.caught_up()
             return dict(table)
+
+
+def _is_ready(pod: Json) -> bool:
+    conditions = pod.get("status", {}).get("conditions", [])
+    return any(told["type"] == "Ready" and told["status"] == "True" for told in conditions)
 
 
 def _object(kind: str, name: str, spec: Mapping[str, Any]) -> Json:

@@ -5,7 +5,10 @@ and containers included, and drops its mounts and links; and it ends with the pr
 that ends. What is left then are a cgroup and a folder, which `sweep` removes.
 """
 
+import contextlib
 import json
+import os
+import signal
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -133,6 +136,27 @@ class Node:
 
     def restart_kubelet(self) -> None:
         self._start("kubelet", self._kubelet_command)
+
+    def tag(self, image: str, other: str) -> None:
+        """Gives an image that is on the node another name."""
+        host.run("ctr", "-a", self.socket, "-n", "k8s.io", "images", "tag", "--force", image, other)
+
+    def kill_pod(self, uid: str) -> int:
+        """SIGKILL to every process of a pod's containers, as when memory is short: how many there were."""
+        killed = 0
+        for group in {
+            *CGROUPS.glob(f"*/{self.cgroup}/**/pod{uid}"),
+            *CGROUPS.glob(f"{self.cgroup}/**/pod{uid}"),
+        }:
+            for listed in group.glob("*/cgroup.procs"):
+                for process in map(int, listed.read_text().split()):
+                    with contextlib.suppress(
+                        OSError
+                    ):  # it has ended by itself, or was found in another controller
+                        if Path(f"/proc/{process}/comm").read_text().strip() != "pause":
+                            os.kill(process, signal.SIGKILL)
+                            killed += 1
+        return killed
 
     def cut(self) -> None:
         """The node hears nobody and nobody hears it."""
