@@ -1,6 +1,8 @@
 """``firn up`` and the other commands with TLS and tokens, as a person uses them."""
 
+import asyncio
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 from security_kit import Site
 
-from firn.client import blocking
+from firn.client import Client, blocking
 from firn.errors import Unauthorized
 from support.firn_cli.calls import Running, call
 
@@ -56,6 +58,24 @@ def test_a_local_broker_with_its_own_ca_serves_who_has_its_certificates(tmp_path
         (None, "unauthorized"),
     ]
     assert b"damaged" not in call("verify", "--data", str(data)).stdout
+
+
+def test_a_client_leaves_no_connection_open_to_a_broker_that_does_not_answer(tmp_path: Path) -> None:
+    """Python warns of one that is open when it is forgotten, and a warning fails a test."""
+
+    async def leave_when_silent(running: Running, where: str) -> None:
+        files = {"tls_ca": "ca.crt", "tls_cert": "admin.crt", "tls_key": "admin.key"}
+        async with Client(where, **{name: f"{tmp_path}/tls/{file}" for name, file in files.items()}) as client:
+            await client.create_topic("t")
+            await client.put("t", b"a", b"1")
+            os.kill(running.process.pid, signal.SIGSTOP)
+
+    with up(tmp_path, "--tls") as running:
+        try:
+            asyncio.run(leave_when_silent(running, address(running)))
+            gc.collect()
+        finally:
+            os.kill(running.process.pid, signal.SIGCONT)
 
 
 def test_a_local_cluster_with_its_own_ca_outlives_its_master(tmp_path: Path) -> None:
