@@ -65,7 +65,9 @@ def test_a_client_leaves_no_connection_open_to_a_broker_that_does_not_answer(tmp
 
     async def leave_when_silent(running: Running, where: str) -> None:
         files = {"tls_ca": "ca.crt", "tls_cert": "admin.crt", "tls_key": "admin.key"}
-        async with Client(where, **{name: f"{tmp_path}/tls/{file}" for name, file in files.items()}) as client:
+        async with Client(
+            where, **{name: f"{tmp_path}/tls/{file}" for name, file in files.items()}
+        ) as client:
             await client.create_topic("t")
             await client.put("t", b"a", b"1")
             os.kill(running.process.pid, signal.SIGSTOP)
