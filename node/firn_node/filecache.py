@@ -1,7 +1,8 @@
 """A bounded number of open files, shared by readers.
 
 Invariants: a file with a lease stays open; beyond ``limit`` the file idle for longest is closed; a retired file
-is unlinked when its last lease ends (at once when there is none), and opened no more.
+is unlinked when its last lease ends (at once when there is none), and opened no more, also while it is unlinked: kept
+open by a name that is free, it would keep its space, and be read in place of the next file of that name.
 """
 
 import threading
@@ -60,6 +61,7 @@ class FileCache:
         self.disk = disk
         self._limit = limit
         self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._going: set[str] = set()  # being unlinked
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -68,6 +70,8 @@ class FileCache:
     def lease(self, path: str) -> Lease:
         """The file at ``path``, open for reading. *Errors*: FileNotFoundError, also for a retired file."""
         with self._lock:
+            if path in self._going:
+                raise FileNotFoundError(path)
             found = self._open.get(path)
             if found is None:
                 found = self._open[path] = _Open(self.disk.open(path))
@@ -96,7 +100,15 @@ class FileCache:
             if found is not None:
                 del self._open[path]
                 found.file.close()
-        self.disk.unlink(path)
+            self._going.add(path)
+        self._unlink(path)
+
+    def _unlink(self, path: str) -> None:
+        try:
+            self.disk.unlink(path)
+        finally:
+            with self._lock:
+                self._going.discard(path)
 
     def close(self) -> None:
         with self._lock:
@@ -115,7 +127,8 @@ class FileCache:
                 return
             del self._open[path]
             found.file.close()
-        self.disk.unlink(path)
+            self._going.add(path)
+        self._unlink(path)
 
     def _shrink(self, *, keep: str | None) -> None:
         if len(self._open) <= self._limit:

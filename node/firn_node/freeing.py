@@ -66,11 +66,17 @@ class SpaceFreer:
     def _take(self, fd: int) -> None:
         size = os.fstat(fd).st_size
         with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="firn-freeing", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # a machine without room for one: in one piece, then
+                    log.warning("a removed file cannot be cut: %s", error)
+                    os.close(fd)
+                    return
+                self._thread = thread
             self._files.append((fd, size))
             self._bytes += size
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="firn-freeing", daemon=True)
-                self._thread.start()
 
     def _run(self) -> None:
         while True:

@@ -187,3 +187,19 @@ def test_a_check_that_fails_does_not_keep_the_next_one_from_being_made() -> None
     ahead.ask(lambda: made.append(1))
     ahead.settle(drops=False)
     assert made == [1]
+
+
+def test_without_room_for_a_thread_nothing_is_checked_ahead_and_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_room(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ahead, made = Ahead(), []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_room)
+        ahead.ask(lambda: made.append(1))
+    ahead.settle(drops=False)
+    ahead.ask(lambda: made.append(2))
+    ahead.settle(drops=False)
+    assert made == [2]

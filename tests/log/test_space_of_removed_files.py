@@ -5,6 +5,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from firn_node.freeing import LARGE_BYTES_MIN, PAUSE_STEPS, STEP_BYTES, SpaceFreer
 
 PATIENCE_S = 60.0
@@ -110,3 +112,24 @@ def test_a_small_file_and_a_link_to_a_large_one_are_just_unlinked(tmp_path: Path
     assert freer.backlog_bytes == 0
     assert os.listdir(tmp_path) == ["f"]
     assert os.stat(path).st_size == 5 * STEP_BYTES // 2
+
+
+def test_without_room_for_a_thread_a_large_file_goes_in_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    freer = SpaceFreer()
+    open_before = len(os.listdir("/proc/self/fd"))
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_room)
+        path = large_file(tmp_path)
+        freer.unlink(path)
+        assert not os.path.exists(path)
+        assert freer.backlog_bytes == 0
+        assert len(os.listdir("/proc/self/fd")) == open_before
+    cuts = large_file(tmp_path, "later")
+    freer.unlink(cuts)
+    settled(freer)
+
+
+def no_room(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")

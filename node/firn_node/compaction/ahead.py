@@ -48,8 +48,14 @@ class Ahead:
                 return
             self._waiting.append(check)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="firn-ahead", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="firn-ahead", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # a machine without room for one: whoever asks goes on
+                    self._waiting.clear()
+                    log.debug("nothing is checked ahead: %s", error)
+                    return
+                self._thread = thread
 
     def _run(self) -> None:
         while True:
