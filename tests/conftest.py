@@ -1,5 +1,5 @@
 """What every test may ask for. A fixture costs nothing until a test names it."""
 
-from cluster.fixtures import apiserver, nodes
+from cluster.fixtures import apiserver, bare, nodes
 
-__all__ = ["apiserver", "nodes"]
+__all__ = ["apiserver", "bare", "nodes"]

@@ -8,19 +8,21 @@ import pytest
 from cluster import images
 from cluster.api import Json
 from cluster.bare import BareCluster
+from cluster.client import WholeCluster
+from cluster.fixtures import breakable
 from shop_kit import SYSTEM, Shop, install
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture(scope="session")
-def installed(nodes: BareCluster) -> BareCluster:
+def installed(nodes: WholeCluster) -> WholeCluster:
     install(nodes)
     return nodes
 
 
 @pytest.fixture(scope="module")
-def shop(installed: BareCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+def shop(installed: WholeCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     """One topic for all of these: each leaves it with three replicas in sync."""
     with installed.namespace("shop") as space:
         shop = Shop(installed, space, Path(tmp_path_factory.mktemp("credentials")))
@@ -33,8 +35,9 @@ def _whole(shop: Shop) -> Iterator[None]:
     shop.until_ready()
     shop.until_in_sync(3)
     yield
-    for node in shop.cluster.nodes:
-        node.heal()
+    if isinstance(shop.cluster, BareCluster):
+        for node in shop.cluster.nodes:
+            node.heal()
 
 
 def test_an_applied_topic_takes_writes(shop: Shop) -> None:
@@ -104,7 +107,7 @@ def test_a_switchover_moves_the_master_to_the_pod_that_was_named(shop: Shop) -> 
 
 def test_a_new_image_goes_to_one_pod_after_the_other_while_writes_go_on(shop: Shop) -> None:
     newer = f"{images.NODE.reference()}-newer"
-    for node in shop.cluster.nodes:
+    for node in breakable(shop.cluster).nodes:
         node.tag(images.NODE.reference(), newer)
     with shop.load() as load:
         shop.patch({"spec": {"image": newer}})

@@ -22,33 +22,33 @@ ANSWER = "import http.server as h; h.test(h.SimpleHTTPRequestHandler, port=8000)
 ASK = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=20).status)"
 
 
-def test_pods_of_all_nodes_reach_one_another_by_name_and_by_service(nodes: BareCluster) -> None:
-    nodes.load(images.archive(images.NODE))
-    with nodes.namespace() as space:
-        names = [node.name for node in nodes.nodes]
+def test_pods_of_all_nodes_reach_one_another_by_name_and_by_service(bare: BareCluster) -> None:
+    bare.load(images.archive(images.NODE))
+    with bare.namespace() as space:
+        names = [node.name for node in bare.nodes]
         items = [*_services(), *map(_pod, names)]
-        nodes.apply({"apiVersion": "v1", "kind": "List", "items": items}, namespace=space)
-        nodes.kubectl("wait", "-n", space, "pod", "--all", "--for=condition=Ready", "--timeout=120s")
+        bare.apply({"apiVersion": "v1", "kind": "List", "items": items}, namespace=space)
+        bare.kubectl("wait", "-n", space, "pod", "--all", "--for=condition=Ready", "--timeout=120s")
         for name in names:
             for url in (f"http://{names[0]}.all.{space}.svc:8000/", f"http://one.{space}:80/"):
-                answered = nodes.kubectl("exec", "-n", space, name, "--", "python", "-c", ASK, url)
+                answered = bare.kubectl("exec", "-n", space, name, "--", "python", "-c", ASK, url)
                 assert answered.strip() == "200"
 
 
-def test_a_pod_that_asks_for_more_than_restricted_is_refused(nodes: BareCluster) -> None:
-    with nodes.namespace() as space:
+def test_a_pod_that_asks_for_more_than_restricted_is_refused(bare: BareCluster) -> None:
+    with bare.namespace() as space:
         pod = _pod("node1")
         del pod["spec"]["securityContext"]
         with pytest.raises(CommandFailed, match='violates PodSecurity "restricted:latest"'):
-            nodes.apply(pod, namespace=space)
+            bare.apply(pod, namespace=space)
 
 
-def test_a_volume_lives_as_long_as_its_claim(nodes: BareCluster) -> None:
-    nodes.load(images.archive(images.NODE))
-    with nodes.namespace() as space:
+def test_a_volume_lives_as_long_as_its_claim(bare: BareCluster) -> None:
+    bare.load(images.archive(images.NODE))
+    with bare.namespace() as space:
         claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
         metadata = {"name": "kept"}
-        nodes.apply(
+        bare.apply(
             {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": claim},
             namespace=space,
         )
@@ -56,16 +56,16 @@ def test_a_volume_lives_as_long_as_its_claim(nodes: BareCluster) -> None:
             pod = _pod("node2")
             pod["spec"]["volumes"] = [{"name": "kept", "persistentVolumeClaim": {"claimName": "kept"}}]
             pod["spec"]["containers"][0]["volumeMounts"] = [{"name": "kept", "mountPath": "/kept"}]
-            nodes.apply(pod, namespace=space)
-            nodes.kubectl("wait", "-n", space, "pod/node2", "--for=condition=Ready", "--timeout=120s")
-            written = nodes.kubectl(
+            bare.apply(pod, namespace=space)
+            bare.kubectl("wait", "-n", space, "pod/node2", "--for=condition=Ready", "--timeout=120s")
+            written = bare.kubectl(
                 "exec", "-n", space, "node2", "--", "sh", "-c", "ls /kept; touch /kept/file"
             )
             assert written.split() == (["file"] if turn else [])
-            nodes.kubectl("delete", "-n", space, "pod/node2", "--grace-period=1")
-        [folder] = nodes.node("node2").volumes.iterdir()
-        nodes.kubectl("delete", "-n", space, "pvc/kept")
-        nodes.until(lambda: not folder.exists(), "the volume's folder is gone")
+            bare.kubectl("delete", "-n", space, "pod/node2", "--grace-period=1")
+        [folder] = bare.node("node2").volumes.iterdir()
+        bare.kubectl("delete", "-n", space, "pvc/kept")
+        bare.until(lambda: not folder.exists(), "the volume's folder is gone")
 
 
 @pytest.mark.parametrize("ending", ["asked to end", "killed"])

@@ -1,14 +1,16 @@
 """A topic in a real cluster, a namespace of its own around it, writers on it, and the check that nothing was lost.
 
 The chart is installed once per run (`install`); each `Shop` is a `restricted` namespace in which a person has applied a
-BrokerCluster and a CompactedTopic. Clients run outside of the cluster: they dial pods by their addresses, which the
-machine of the tests can reach, and check certificates against the names that brokers have among themselves.
+BrokerCluster and a CompactedTopic. Clients run outside of the cluster: they dial pods by their addresses where this
+machine can reach those, else by forwarded ports, and check certificates against the names that brokers have among
+themselves.
 """
 
 import asyncio
 import base64
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -20,9 +22,13 @@ from cluster import images
 from cluster.api import ApiError, Json
 from cluster.bare import BareCluster
 from cluster.client import Client as Cluster
+from cluster.client import WholeCluster
+from cluster.fixtures import breakable
 from cluster.node import Node
 from cluster.tools import tool
 
+from firn.cli.kube.forwarding import Forwards
+from firn.cli.kube.kubectl import Kubectl
 from firn.client import Client
 from firn.errors import FirnError
 
@@ -33,7 +39,7 @@ KEYS = 64
 _GROUP = "/apis/firn.dev/v1alpha1/namespaces"
 
 
-def install(cluster: BareCluster) -> None:
+def install(cluster: WholeCluster) -> None:
     """The images on every node and the chart in a namespace of its own, ready."""
     cluster.load(images.archive(images.NODE), images.archive(images.OPERATOR))
     cluster.api.post(
@@ -52,13 +58,13 @@ def image_values() -> list[str]:
     words = ["--set", "image.registry=localhost"]
     for value, image in (("operator", images.OPERATOR), ("node", images.NODE)):
         name, tag = image.reference().removeprefix("localhost/").split(":")
-        words += ["--set", f"image.{value}.repository={name}", "--set", f"image.{value}.tag={tag}"]
+        words += ["--set", f"image.{value}.repository={name}", "--set-string", f"image.{value}.tag={tag}"]
     return words
 
 
 @dataclass
 class Shop:
-    cluster: BareCluster
+    cluster: WholeCluster
     space: str
     folder: Path
     name: str = "main"
@@ -135,7 +141,7 @@ class Shop:
         self.cluster.api.delete(f"/api/v1/namespaces/{self.space}/pods/{name}", grace)
 
     def node_of(self, pod: str) -> Node:
-        return self.cluster.node(self.pod(pod)["spec"]["nodeName"])
+        return breakable(self.cluster).node(self.pod(pod)["spec"]["nodeName"])
 
     def kill_broker(self, pod: str) -> None:
         """The pod's processes die at once, without a word; the kubelet starts its container again."""
@@ -161,14 +167,13 @@ class Shop:
         """An administrator outside of the cluster."""
         files = self._credentials()
         addresses = [f"{self.group}-{i}.{self.group}.{self.space}.svc:7700" for i in range(3)]
-        return Client(
-            ",".join(addresses),
-            timeout=timeout,
-            tls_ca=str(files / "ca.crt"),
-            tls_cert=str(files / "tls.crt"),
-            tls_key=str(files / "tls.key"),
-            dial=self._dial,
-        )
+        credentials = {"tls_ca": "ca.crt", "tls_cert": "tls.crt", "tls_key": "tls.key"}
+        paths = {name: str(files / file) for name, file in credentials.items()}
+        if isinstance(self.cluster, BareCluster):
+            return Client(",".join(addresses), timeout=timeout, dial=self._dial, **paths)
+        os.environ["KUBECONFIG"] = str(self.cluster.kubeconfig)  # for kubectl, which forwards the ports
+        forwards = Forwards(Kubectl(namespace=self.space))
+        return _Forwarded(forwards, ",".join(addresses), timeout=timeout, dial=forwards, **paths)
 
     @contextlib.contextmanager
     def load(self) -> Iterator["Load"]:
@@ -285,6 +290,20 @@ class Load:
             table = await client.table(TOPIC)
             await table.caught_up()
             return dict(table)
+
+
+class _Forwarded(Client):
+    """A client that ends its forwards with itself."""
+
+    def __init__(self, forwards: Forwards, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._forwards = forwards
+
+    async def close(self, *, flush: bool = True) -> None:
+        try:
+            await super().close(flush=flush)
+        finally:
+            await self._forwards.close()
 
 
 def _is_ready(pod: Json) -> bool:

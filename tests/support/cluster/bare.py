@@ -13,7 +13,7 @@ from typing import Self
 from cluster import dns, host
 from cluster.archive import write_image
 from cluster.audit import AuditLog
-from cluster.client import Client
+from cluster.client import WholeCluster
 from cluster.control import ControlPlane
 from cluster.errors import CannotRun
 from cluster.network import Network
@@ -37,7 +37,7 @@ _PARTS = (
 )
 
 
-class BareCluster(Client):
+class BareCluster(WholeCluster):
     """Up, its nodes ready and names resolved, when `start` returns; gone without a trace after `stop`."""
 
     def __init__(self, ground: "_Ground", count: int) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
 from cluster import kubeconfig
 from cluster.api import Api, ApiError, Json
 from cluster.tools import tool
@@ -111,6 +110,14 @@ class Client:
             assert time.monotonic() < end, f"not in {seconds:.0f} s: {what} ({answer!r})"
             time.sleep(_STEP_SECONDS)
         return answer
+
+
+class WholeCluster(Client):
+    """One with nodes, whichever way it came to be."""
+
+    def load(self, *archives: Path) -> None:
+        """Images, onto every node that does not have them yet."""
+        raise NotImplementedError
 
 
 class CommandFailed(Exception):

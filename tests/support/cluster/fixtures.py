@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 from cluster.apiserver import ApiServer
 from cluster.bare import BareCluster
+from cluster.client import WholeCluster
+from cluster.providers import whole_cluster
 
 
 @pytest.fixture(scope="session")
@@ -15,7 +17,19 @@ def apiserver() -> Iterator[ApiServer]:
 
 
 @pytest.fixture(scope="session")
-def nodes() -> Iterator[BareCluster]:
-    """One cluster of three nodes for the whole run, whose nodes may be cut off and stopped: heal what you break."""
-    with BareCluster.start(nodes=3) as cluster:
+def nodes() -> Iterator[WholeCluster]:
+    """One cluster of three nodes for the whole run: heal what you break."""
+    with whole_cluster() as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def bare(nodes: WholeCluster) -> BareCluster:
+    """The same, where its nodes may be cut off and looked into; else the test is skipped."""
+    return breakable(nodes)
+
+
+def breakable(cluster: WholeCluster) -> BareCluster:
+    if not isinstance(cluster, BareCluster):
+        pytest.skip("needs a cluster whose nodes are this machine's own")
+    return cluster

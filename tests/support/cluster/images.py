@@ -18,6 +18,7 @@ from cluster.tools import cache_folder, locked
 ROOT = Path(__file__).parents[3]
 _BASE = "localhost/firn-test-base:bookworm"
 _BASE_PACKAGES = "python3,python3-venv,ca-certificates"
+_KEPT_SECONDS = 86_400
 _CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
 
 
@@ -58,7 +59,7 @@ IMAGES = {"node": NODE, "operator": OPERATOR}
 def archive(image: Image) -> Path:
     """A docker-archive of the image as the tree is now, built if there is none.
 
-    *Effects*: older archives of the same image are removed.
+    *Effects*: archives that nobody has asked for in a day are removed.
     *Errors*: `CannotRun` when this machine cannot build; `host.CommandFailed` when the Dockerfile does not.
     """
     host.require_root()
@@ -70,10 +71,11 @@ def archive(image: Image) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             reference = image.reference()
             _build(image.dockerfile, reference, [f"--build-arg=BASE_IMAGE={_base()}"], ROOT)
-            for older in folder.glob(f"{image.name}-*.tar"):
-                if older.stem.removeprefix(f"{image.name}-").isalnum():
-                    older.unlink()
             _save(reference, file)
+        file.touch()
+        for other in folder.glob("*.tar"):
+            if file.stat().st_mtime - other.stat().st_mtime > _KEPT_SECONDS:
+                other.unlink()
     return file
 
 
