@@ -156,6 +156,11 @@ def replace_file(disk: Disk, path: str, data: Data | Sequence[Data]) -> None:
     disk.sync_folder(os.path.dirname(path))
 
 
+def is_full(error: OSError) -> bool:
+    """Whether the write could succeed once there is room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 class RealFile:
     __slots__ = ("_fd", "path")
 

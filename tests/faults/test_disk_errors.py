@@ -77,7 +77,7 @@ class Workload:
             self.note(error)
             if "nothing was appended" in error.message or isinstance(error, ReadOnly):
                 self.refused.append(value)
-            self.machine.broker._check_disk()  # as housekeeping does every second
+            await self.machine.broker._check_disk()  # as housekeeping does every second
             return
         for row, pair in enumerate(rows):
             self.acknowledged[appended.base_offset + row] = pair
@@ -179,7 +179,7 @@ def test_a_full_disk_makes_the_broker_read_only_until_there_is_room_and_compacti
             async def fill():
                 for number in range(4000):
                     await kit.put("t", [(b"k%d" % (number % 3), b"x" * 3000)])
-                    found.broker._check_disk()  # as housekeeping does every second
+                    await found.broker._check_disk()  # as housekeeping does every second
 
             with pytest.raises(ReadOnly, match="read-only"):
                 await fill()

@@ -154,6 +154,35 @@ def test_a_node_with_an_empty_log_makes_the_first_record_and_is_its_master() -> 
     assert of(ev.AppendEpochStart, ordered) == [ev.AppendEpochStart(Epoch(1))]
 
 
+def elected_first() -> tuple[State, list[ev.Action]]:
+    """The master of an empty log, its epoch durable; what was ordered with that."""
+    state = started(Startup(Meta(), LogView()), replace(ME, member=MEMBERS[A]))
+    state, ordered = steps(state, ev.RecordRead(None, at_least=0))
+    (swap,) = of(ev.CompareAndSet, ordered)
+    state, ordered = steps(state, ev.SwapAnswered(swap.new, ev.Outcome.APPLIED))
+    return steps(state, stored(ordered))
+
+
+def test_an_epoch_start_that_a_full_disk_did_not_take_is_ordered_again_until_it_is_written() -> None:
+    state, ordered = elected_first()
+    assert of(ev.AppendEpochStart, ordered) == [ev.AppendEpochStart(Epoch(1))]
+    state, ordered = steps(state, ev.Tick(), now=0.1)
+    assert of(ev.AppendEpochStart, ordered) == [ev.AppendEpochStart(Epoch(1))]
+    start = EpochStart(Epoch(1), Position(0))
+    state, _ = steps(state, ev.Written(Position(100), starts=(start,)), now=0.1)
+    state, ordered = steps(state, ev.Tick(), now=0.2)
+    assert state.role is Role.MASTER
+    assert not of(ev.AppendEpochStart, ordered)
+
+
+def test_a_master_that_cannot_begin_its_epoch_for_a_lease_gives_way() -> None:
+    state, _ = elected_first()
+    state, ordered = steps(state, ev.Tick(), now=state.timing.lease_ttl)
+    assert state.role is Role.STANDBY
+    assert not of(ev.AppendEpochStart, ordered)
+    assert [swap.new.master for swap in of(ev.CompareAndSet, ordered)] == [None]
+
+
 def test_on_a_slow_disk_only_the_newest_facts_wait_to_be_stored() -> None:
     state, first = steps(started(), ev.RecordRead(RECORD))
     (storing,) = of(ev.StoreMeta, first)

@@ -16,7 +16,6 @@ A request of one plain record has a path of its own (``_append_record``): the sa
 goes ahead only where nothing is to be refused, opened or told, and leaves everything else to the steps above.
 """
 
-import errno
 import logging
 from collections import deque
 from collections.abc import Awaitable, Sequence
@@ -39,6 +38,7 @@ from firn.errors import (
 )
 from firn.limits import UNACKNOWLEDGED_BATCHES_MAX
 from firn.topicspec import DurabilitySpec
+from firn_node.disk import is_full
 from firn_node.engine.api import Appended, Outcome
 from firn_node.engine.commits import Commits
 from firn_node.engine.core import Core
@@ -203,12 +203,17 @@ class Appender:
         metrics["append_bytes"] += size
         return Appended(topic_id, number, base, 1), [durability]
 
-    def append_internal(self, batch: Buffer) -> Awaitable[None]:
-        """Append one batch of an internal topic, now; what comes back is done once it is committed and dispatched."""
+    def append_internal(self, batch: Buffer, *, frees: bool = False) -> Awaitable[None]:
+        """Append one batch of an internal topic, now; what comes back is done once it is committed and dispatched.
+
+        ``frees``: what it says makes room, so it is appended on a disk that takes no other records.
+        """
         writable = bytearray(batch)
         group = inspect_group(np.frombuffer(writable, np.uint8), self._core.secret)
-        told = _Told()
-        outcomes = self._append(writable, group, group.heads(), range(len(group)), told, is_internal=True)
+        told, heads, rows = _Told(), group.heads(), range(len(group))
+        outcomes = self._append(writable, group, heads, rows, told, is_internal=True, frees=frees)
+        if frees and any(isinstance(o, ReadOnly) for o in outcomes) and self._core.reserve.give_back():
+            outcomes = self._append(writable, group, heads, rows, told, is_internal=True, frees=True)
         promise = self._commits.promise(told.durabilities, names_older=False)
         for outcome in outcomes:
             if isinstance(outcome, FirnError):
@@ -241,10 +246,11 @@ class Appender:
         condition: int | None = None,
         *,
         is_internal: bool = False,
+        frees: bool = False,
     ) -> list[Outcome]:
         plan = _Plan([None] * len(rows))
         durabilities: list[DurabilitySpec] = []
-        writable = self._refusal()
+        writable = self._refusal(frees=frees)
         for at, i in enumerate(rows):
             try:
                 if writable is not None:
@@ -271,11 +277,11 @@ class Appender:
                 ]
         return [o for o in plan.outcomes if o is not None]
 
-    def _refusal(self) -> FirnError | None:
+    def _refusal(self, *, frees: bool) -> FirnError | None:
         health = self._core.health
         if health.failed is not None:
             return Unavailable(f"this broker stopped serving: {health.failed}")
-        if health.read_only is not None:
+        if health.read_only is not None and not frees:
             return ReadOnly(f"this broker is read-only: {health.read_only}")
         return self._commits.refusal(_NOTHING_SPECIAL)
 
@@ -429,7 +435,7 @@ class Appender:
         if self._core.log.is_broken:
             health.fail(f"the commit log is broken: {error}; restart the broker, it recovers from its disk")
             return Unavailable(f"nothing was appended: {error}")
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_full(error):
             health.read_only = f"the disk is full ({error.strerror}); free some space, compaction goes on"
         else:
             health.read_only = f"a write failed ({error.strerror}); it is tried again every second"

@@ -74,6 +74,7 @@ from firn_node.engine.lookup import Lookup, found_list
 from firn_node.engine.partition import Partition, unpack_state
 from firn_node.engine.partitions import Partitions
 from firn_node.engine.reader import Reader
+from firn_node.engine.reserve import Reserve
 from firn_node.engine.retention import current_plan, holders
 from firn_node.engine.scheduler import Scheduler
 from firn_node.engine.sealer import Sealer
@@ -231,6 +232,7 @@ class Broker:
             secret=secret,
             catalogue=Catalogue(self._topic_deleted, group),
             health=Health(),
+            reserve=Reserve(disk, data, self._randomness),
         )
         self.metrics = core.metrics
         self.partitions = Partitions(core)
@@ -897,7 +899,7 @@ class Broker:
             await asyncio.sleep(_HOUSEKEEPING_S)
             with self._reported("the check of the disk"):
                 await self._leave_to_who_can_write()
-                self._check_disk()
+                await self._check_disk()
             with self._reported("housekeeping"):
                 self._snapshots.expire()
                 if self._source is not None:
@@ -954,7 +956,7 @@ class Broker:
 
             await leave_to_who_can_write(self.group)
 
-    def _check_disk(self) -> None:
+    async def _check_disk(self) -> None:
         """Stop produces below the reserve; take them again, without a restart, once there is room."""
         free, total = self._disk.free()
         health, reserve = self.core.health, self.settings.disk_reserve
@@ -965,9 +967,11 @@ class Broker:
             )
             if self.group is not None:
                 self.group.let_go_of_log()
+            await self.in_thread(self.core.reserve.set_aside)
         elif health.read_only is not None:
             _log.warning("the disk has room again: taking writes")
             health.read_only = None
+            await self.in_thread(self.core.reserve.give_back)
 
     async def _checkpoints(self) -> None:
         loop = asyncio.get_running_loop()

@@ -13,6 +13,7 @@ from firn_node.clock import Clock, LogClock, Randomness
 from firn_node.disk import Disk
 from firn_node.engine.catalogue import Catalogue
 from firn_node.engine.identity import Identity
+from firn_node.engine.reserve import Reserve
 from firn_node.filecache import FileCache
 from firn_node.index import PartitionIndex
 from firn_node.log import CommitLog, KeyQueryIndex
@@ -75,6 +76,7 @@ class Core:
     secret: NDArray[np.uint64]
     catalogue: Catalogue
     health: Health
+    reserve: Reserve
     others: "Others | None" = None  # the groups of the cluster, of a broker that is in one
     dispatched_position: int = 0
     metrics: Counter[str] = field(default_factory=lambda: Counter(dict.fromkeys(ALERTED, 0)))

@@ -119,7 +119,8 @@ class Topics:
             raise Unavailable(f"topic {name!r} is being changed by another request; try again", topic=name)
         changing.update(values)
         try:
-            committed = self._appender.append_internal(self._record(values))
+            frees = any(value is None for value in values.values())
+            committed = self._appender.append_internal(self._record(values), frees=frees)
         except BaseException:
             changing.difference_update(values)
             raise

@@ -26,6 +26,7 @@ from firn.errors import FirnError, InvariantBroken, NotMaster, Timeout, Unavaila
 from firn.types import Epoch, Position
 from firn_node.clock import Clock, LogClock, Randomness
 from firn_node.coordinator import Coordinator
+from firn_node.disk import is_full
 from firn_node.log import CommitLog
 from firn_node.replication import core
 from firn_node.replication import events as ev
@@ -41,11 +42,12 @@ from firn_node.replication.record import LogId
 from firn_node.replication.requests import Requests, Wait
 from firn_node.replication.rules import RULES
 from firn_node.replication.serving import Engine
-from firn_node.replication.state import NO_EPOCH, Me, Phase, Role, Timing
+from firn_node.replication.state import NO_EPOCH, Me, Meta, Phase, Role, Timing
 
 log = logging.getLogger("firn.replication")
 
 _NO_READS = "the master may not answer reads yet: it has just been elected"
+_FULL_DISK_RETRY_S = 1.0
 _SWITCHOVER_TTLS = (
     4  # lease TTLs after which the outcome of a switchover counts as unknown; it needs two at most
 )
@@ -122,7 +124,12 @@ class GroupDriver:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if not was_failed and not self._log.is_broken:
-            await self._in_worker(self._say_goodbye)
+            try:
+                await self._in_worker(self._say_goodbye)
+            except OSError as error:  # the next process finds no mark of a clean stop
+                log.warning(
+                    "group %s: the folder could not be told of a clean stop: %s", self.me.group_id, error
+                )
         await asyncio.to_thread(self._worker.shutdown)
 
     def _say_goodbye(self) -> None:
@@ -481,17 +488,36 @@ class GroupDriver:
         stored = self._in_worker(lambda: self._doors.folder.group_file.store(action.meta))
 
         async def tell() -> None:
-            await stored
+            await self._until_stored(stored, action.meta)
             self.feed(ev.MetaStored(action.meta))
 
         self._spawn(tell())
 
+    async def _until_stored(self, stored: "asyncio.Future[None]", meta: Meta) -> None:
+        """A full disk is waited for: until a promise is durable the core does nothing that relies on it."""
+        while True:
+            try:
+                await stored
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                self.troubles["promises"] = f"what is promised to the group cannot be stored: {error}"
+                await asyncio.sleep(_FULL_DISK_RETRY_S)
+                stored = self._in_worker(lambda: self._doors.folder.group_file.store(meta))
+            else:
+                self.troubles.pop("promises", None)
+                return
+
     def _append_epoch_start(self, action: ev.AppendEpochStart) -> None:
+        """What a full disk does not take is ordered again, at the next tick."""
         try:
             written = self._log_door.append_epoch_start(action.epoch)
         except OSError as error:
-            self.fail(f"the epoch-start record could not be written: {error}")
+            if self._log.is_broken or not is_full(error):
+                self.fail(f"the epoch-start record could not be written: {error}")
+            self.troubles["epoch start"] = f"the epoch-start record cannot be written: {error}"
             return
+        self.troubles.pop("epoch start", None)
         self._events.appendleft((written, b""))
 
     def _load_state(self, action: ev.LoadState) -> None:

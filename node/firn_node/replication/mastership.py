@@ -66,6 +66,15 @@ def begin_epoch(turn: Turn) -> None:
         turn.do(AppendEpochStart(mastery.epoch))
 
 
+def _begin_or_leave(turn: Turn) -> None:
+    """The disk took no epoch-start record: try again, and let another one be master when that lasts."""
+    record = turn.state.record
+    if record is not None and turn.now - turn.mastery.since >= turn.state.timing.lease_ttl:
+        resign(turn, record, successor=None, to_shrink=False)
+    else:
+        begin_epoch(turn)
+
+
 def step_down(turn: Turn, reason: str) -> None:
     """For this epoch, for good: what is open ends with an unknown outcome."""
     turn.change_role("steps down")
@@ -244,6 +253,10 @@ def _tell_committed(turn: Turn) -> None:
 
 
 def on_tick(turn: Turn) -> None:
+    if turn.mastery.start is None and turn.rules.is_stored(turn.state, turn.mastery.epoch):
+        _begin_or_leave(turn)
+        if turn.state.mastery is None:
+            return
     if (
         turn.mastery.start is not None
         and turn.now - turn.mastery.beat_at >= turn.state.timing.heartbeat_every
