@@ -34,13 +34,19 @@ def partition_of(key: bytes, partitions: int) -> int:
     return (murmur2(key) & 0x7FFFFFFF) % partitions if partitions > 1 else 0
 
 
-def partitions_of(keys: Sequence[bytes], partitions: int) -> NDArray[np.int64]:
+def partitions_of(
+    keys: Sequence[bytes], partitions: int, lengths: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
     """The partitions of many keys: one pass of array arithmetic for each length that occurs.
 
-    Shape: as ``keys``.
+    Shape: as ``keys``. ``lengths``: theirs, where they are known. Where there is one partition nothing is looked at.
     """
+    if partitions == 1:
+        return np.zeros(len(keys), np.int64)
+    if lengths is None:
+        lengths = np.fromiter(map(len, keys), np.int64, len(keys))
     starts = np.zeros(len(keys) + 1, np.int64)
-    np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)), out=starts[1:])
+    np.cumsum(lengths, out=starts[1:])
     return partitions_in(np.frombuffer(b"".join(keys), np.uint8), starts, partitions)
 
 

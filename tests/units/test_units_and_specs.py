@@ -1,5 +1,6 @@
 """Durations, sizes, topic documents, partitions and errors: what people write is read exactly or refused by name."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -203,7 +204,10 @@ def test_keys_go_to_the_partitions_that_kafka_gives_them(key: bytes) -> None:
 
 @given(st.lists(st.binary(max_size=40), max_size=60), st.integers(1, 50))
 def test_many_keys_go_where_each_would_go_alone(keys: list[bytes], partitions: int) -> None:
-    assert partitions_of(keys, partitions).tolist() == [partition_of(key, partitions) for key in keys]
+    alone = [partition_of(key, partitions) for key in keys]
+    assert partitions_of(keys, partitions).tolist() == alone
+    lengths = np.array([len(key) for key in keys], np.int64)
+    assert partitions_of(keys, partitions, lengths).tolist() == alone
 
 
 @pytest.mark.parametrize("code", sorted(BY_CODE))

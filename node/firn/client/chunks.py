@@ -257,7 +257,7 @@ def cut(
     lengths, chunk.lengths = chunk.lengths, None
     if lengths is not None:
         keys, values = fields[:2]
-        placed = partitions_of(keys, partitions)
+        placed = partitions_of(keys, partitions, lengths[0])
         chunk.partitions = placed
         few = RECORDS_MAX if keeps_small else 0
         lists = Lists(keys, values, *lengths, now_ms)

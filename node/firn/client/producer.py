@@ -597,8 +597,10 @@ def fields_of_many(
 ) -> Fields:
     """The records of columns given as lists or Arrow arrays. Errors: Invalid when lengths differ."""
     keys, values = _list_of(keys), _list_of(values)
-    given = {"values": values, "tags": tags, "timestamps": timestamps, "headers": headers, "queues": queues}
-    found: Fields = [keys]
+    given = {"tags": tags, "timestamps": timestamps, "headers": headers, "queues": queues}
+    if len(values) != len(keys):
+        raise Invalid(f"values: {len(values)} of them for {len(keys)} keys")
+    found: Fields = [keys, values]
     for name, column in given.items():
         if column is None:
             found.append(None)
