@@ -286,20 +286,6 @@ def test_verbs_are_annotations_and_can_be_taken_back(world: World) -> None:
     firn("wake")
     assert "firn.dev/hibernate" not in annotations()
     assert "nobody to ask" in said(call("--context", "kind", "hibernate", code=1, **world.environment))
-    assert firn("fence", "main-0-1") == "group main-0: fenced ordinals 1\n"
-    assert annotations("BrokerGroup", "main-0") == {"firn.dev/fenced": "1"}
-    firn("fence", "main-0-0")
-    assert annotations("BrokerGroup", "main-0") == {"firn.dev/fenced": "0,1"}
-    firn("unfence", "main-0-1")
-    assert firn("unfence", "main-0-0") == "group main-0: nobody is fenced\n"
-    assert annotations("BrokerGroup", "main-0") == {}
-
-
-@pytest.mark.parametrize("node", ["main-0-7", "main-1-0", "other-0-0", "nonsense"])
-def test_a_node_that_there_is_not_is_not_fenced(world: World, node: str) -> None:
-    sentence = said(call("--context", "kind", "fence", node, code=1, **world.environment))
-    assert f"{node} is no node of cluster main; there are: main-0-0, main-0-1" in sentence
-    assert not any("annotate" in words for words in world.calls())
 
 
 def test_a_report_is_one_archive_without_secrets_that_says_what_it_lacks(
@@ -386,7 +372,7 @@ def test_credentials_lie_where_only_the_user_reads_and_go_with_the_client(
     [
         ("status -n shop", "-n shop status"),
         ("topics list --context=a -o json", "--context=a topics list -o json"),
-        ("fence main-0-1 --namespace shop --cluster b", "--namespace shop --cluster b fence main-0-1"),
+        ("restart main --namespace shop --cluster b", "--namespace shop --cluster b restart main"),
         ("up --cluster b", "up --cluster b"),
         ("get t -- --cluster", "get t -- --cluster"),
         ("status -n", "status -n"),

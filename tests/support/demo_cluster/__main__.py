@@ -6,6 +6,7 @@ compacted view compared with pandas.
 """
 
 import asyncio
+import signal
 import sys
 import time
 from pathlib import Path
@@ -34,6 +35,7 @@ spec:
 
 def main() -> int:
     report = Report()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster does not outlive the demo
     try:
         began = time.perf_counter()
         say(

@@ -55,7 +55,7 @@ class Report:
             ("master afterwards", self.master_after),
             (
                 "longest gap without an acknowledged write",
-                f"{self.gap_seconds:.2f} s ({self.beats:,} writes)",
+                f"{self.gap_seconds:.2f} s",
             ),
             ("all replicas in sync again, after the load", f"{self.whole_seconds:.1f} s"),
             ("acknowledged records lost", f"{self.lost:,}"),

@@ -8,7 +8,6 @@ ClusterArgument = Annotated[
     str | None,
     typer.Argument(metavar="[CLUSTER]", help="Else --cluster, else the only one of the namespace."),
 ]
-NodeArgument = Annotated[str, typer.Argument(metavar="NODE", help="Its name in `firn status`, as main-0-1.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -17,8 +16,6 @@ def register(app: typer.Typer) -> None:
     app.command("hibernate", help="Kubernetes: end a cluster's pods, keep its volumes.")(hibernate)
     app.command("wake", help="Kubernetes: start a cluster that hibernates.")(wake)
     app.command("restart", help="Kubernetes: restart a cluster's brokers, one at a time.")(restart)
-    app.command("fence", help="Kubernetes: keep a broker from running.")(fence)
-    app.command("unfence", help="Kubernetes: let a fenced broker run again.")(unfence)
     app.command("report", help="Kubernetes: one archive for a bug report, secrets left out.")(report)
 
 
@@ -66,22 +63,6 @@ def restart(cluster: ClusterArgument = None) -> None:
     print(
         f"cluster {found.name}: restarts one broker at a time (asked for at {at}); `firn status` shows how far it is"
     )
-
-
-def _fence(node: str, is_on: bool) -> None:
-    from firn.cli.kube.verbs import fence as set_fence
-
-    group, ordinals = set_fence(node, is_on)
-    told = f"fenced ordinals {', '.join(ordinals)}" if ordinals else "nobody is fenced"
-    print(f"group {group}: {told}")
-
-
-def fence(node: NodeArgument) -> None:
-    _fence(node, True)
-
-
-def unfence(node: NodeArgument) -> None:
-    _fence(node, False)
 
 
 def report(

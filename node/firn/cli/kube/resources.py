@@ -64,7 +64,6 @@ def _group_number(group: Object) -> int:
 
 def _group(group: Object, cluster: Object) -> dict[str, Any]:
     spec, status = group.get("spec") or {}, group.get("status") or {}
-    annotations = group["metadata"].get("annotations") or {}
     return {
         "name": group["metadata"]["name"],
         "group": _group_number(group),
@@ -74,7 +73,6 @@ def _group(group: Object, cluster: Object) -> dict[str, Any]:
         "in_sync": list(status.get("inSync") or ()),
         "replicas": spec.get("replicas"),
         "ready_replicas": status.get("readyReplicas"),
-        "fenced": [ordinal for ordinal in annotations.get("firn.dev/fenced", "").split(",") if ordinal],
         "conditions": _conditions(group),
     }
 
@@ -199,7 +197,7 @@ def _print_head(found: Mapping[str, Any]) -> None:
     print(f"cluster {found['namespace']}/{found['cluster']} {state}{told}")
     facts = [
         f"phase {found['phase']}" if found["phase"] else "",
-        f"{_number(found['groups_wished'])} groups of {_number(found['replicas_wished'])} replicas",
+        f"{_counted(found['groups_wished'], 'group')} of {_counted(found['replicas_wished'], 'replica')}",
         f"image {found['image']}" if found["image"] else "",
         f"age {age_text(found['age'])}",
     ]
@@ -218,8 +216,6 @@ def _group_note(group: Mapping[str, Any]) -> str:
     notes = []
     if group["target_master"] and group["target_master"] != group["master"]:
         notes.append(f"switching over to {group['target_master']}")
-    if group["fenced"]:
-        notes.append(f"fenced: {', '.join(group['fenced'])}")
     degraded = next(
         (c for c in group["conditions"] if c["type"] == "Degraded" and c["status"] == "True"), None
     )
@@ -232,6 +228,10 @@ def _topic_note(topic: Mapping[str, Any]) -> str:
     if topic["ready"] == "True":
         return str(topic["reason"] or "")
     return ": ".join(str(part) for part in (topic["reason"], topic["message"]) if part)
+
+
+def _counted(count: object, what: str) -> str:
+    return f"{_number(count)} {what}{'' if count == 1 else 's'}"
 
 
 def _number(value: object) -> str:
