@@ -207,14 +207,20 @@ async def _security(
 
         disk = RealDisk(settings.data)
         tasks.append(asyncio.create_task(keep(disk, security.local_ca, [settings.node], clock)))
-    audit = None
+    audit, reviews = None, None
     try:
         if not security.has_authentication:
             yield trust, None
             return
+        if security.token_review:
+            from firn_node.kubernetes.cluster import reviews_for
+
+            reviews = await reviews_for(security.token_review, clock)
         audit = AuditLog(security.audit_log or f"{settings.data}/audit.log", clock)
-        yield trust, Guard(trust, clock, broker, audit)
+        yield trust, Guard(trust, clock, broker, audit, reviews)
     finally:
+        if reviews is not None:
+            await reviews.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -5,14 +5,25 @@ import contextlib
 import functools
 import json
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
-from security_kit import Asking, SetClock, Site, guarded, now, revocation_list
+from kube_kit import fake_kubernetes
+from security_kit import (
+    AUDIENCE,
+    Asking,
+    SetClock,
+    Site,
+    account,
+    account_token,
+    guarded,
+    now,
+    revocation_list,
+)
 
 from firn.client import Client, transport
 from firn.errors import Forbidden, Invalid, Timeout, Unauthorized, Unavailable
@@ -27,7 +38,8 @@ from firn_node.replication.doors.peers import PATH, Dialling, Peers
 from firn_node.replication.messages import Header, Leave
 from firn_node.replication.record import GroupId, LogId
 from firn_node.security.localca import make_ca, make_client, make_node
-from firn_node.server import ServerSettings, replicate
+from firn_node.security.tokenreview import TokenReviews
+from firn_node.server import Server, ServerSettings, replicate
 from firn_node.server.app import ROUTER
 from firn_node.server.guarded import HEAD_BYTES_MAX
 from firn_node.settings import SecuritySettings
@@ -37,6 +49,8 @@ ACCESS = [
     {"principals": ["reader"], "allow": ["read"]},
     {"principals": ["writer"], "allow": ["write"]},
     {"principals": ["spark-*"], "allow": ["read", "compact"]},
+    {"principals": ["system:serviceaccount:shop:*"], "allow": ["read", "write"]},
+    {"principals": ["system:serviceaccounts:audit"], "allow": ["read"]},
 ]
 SECRET = [{"principals": ["somebody"], "allow": ["read", "write", "compact"]}]
 
@@ -93,7 +107,35 @@ MAY: dict[str, set[str] | None] = {
     "admin": {KNOWN, SEE, READ, WRITE, COMPACT, ADMIN},
     "admin token": {KNOWN, SEE, READ, WRITE, COMPACT, ADMIN},
     "node": {REPLICATE},
+    "account": {KNOWN, SEE, READ, WRITE},
+    "account by its group": {KNOWN, SEE, READ},
+    "account of another namespace": {KNOWN},
+    "account for another audience": None,
+    "account that is gone": None,
+    "user that is no account": None,
 }
+ACCOUNTS = {
+    "account": account("shop", "till"),
+    "account by its group": account("audit", "reader"),
+    "account of another namespace": account("shopping", "till"),
+    "account for another audience": account("shop", "till", audience="vault"),
+    "account that is gone": {"authenticated": False},
+    "user that is no account": {**account("shop", "till"), "user": {"username": "spark-1"}},
+}
+ACCOUNT_TOKENS = {who: account_token(who) for who in ACCOUNTS}
+
+
+@contextlib.asynccontextmanager
+async def serving(site: Site, broker: StandIn) -> AsyncIterator[Server]:
+    """``guarded``, with a Kubernetes that knows the service accounts of the table."""
+    async with fake_kubernetes() as kubernetes:
+        kubernetes.tokens.update({ACCOUNT_TOKENS[who]: status for who, status in ACCOUNTS.items()})
+        reviews = TokenReviews(kubernetes.api(), AUDIENCE, SetClock())
+        try:
+            async with guarded(site, broker, reviews=reviews) as server:
+                yield server
+        finally:
+            await reviews.close()
 
 
 @pytest.fixture
@@ -113,7 +155,7 @@ def credentials(site: Site, who: str) -> Credentials:
         "admin": lambda: site.client("root", is_admin=True),
         "admin token": lambda: site.with_token("a"),
         "node": lambda: site.client("firn-1", pair=make_node(site.ca, "firn-1", now())),
-    }
+    } | {name: functools.partial(site.with_token, ACCOUNT_TOKENS[name]) for name in ACCOUNTS}
     return makers[who]()
 
 
@@ -139,7 +181,7 @@ def test_each_path_answers_each_principal_as_the_table_says(site: Site, who: str
 
     async def main() -> None:
         async with (
-            guarded(site, await stand_in()) as server,
+            serving(site, await stand_in()) as server,
             Asking(server.address, credentials(site, who)) as ask,
         ):
             for (method, pattern), need in NEEDS.items():
@@ -214,7 +256,7 @@ def test_each_message_of_a_stream_is_decided_by_itself(site: Site, who: str) -> 
 
     async def main() -> None:
         async with (
-            guarded(site, await stand_in()) as server,
+            serving(site, await stand_in()) as server,
             Asking(server.address, credentials(site, who)) as ask,
         ):
             if may is None or KNOWN not in may:

@@ -1,5 +1,6 @@
 """Certificates, tokens and clocks for tests of security."""
 
+import base64
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from firn_node.security.audit import AuditLog
 from firn_node.security.guard import Guard
 from firn_node.security.localca import Pair, make_ca, make_client, make_node
 from firn_node.security.tokens import digest_of
-from firn_node.security.trust import TrustFiles
+from firn_node.security.trust import Reviews, TrustFiles
 from firn_node.server import ServerSettings, serve
 from firn_node.settings import SecuritySettings
 from server.serving import Peer
@@ -43,6 +44,27 @@ class SetClock:
 
 def now() -> datetime:
     return datetime.now(UTC)
+
+
+AUDIENCE = "firn.dev"
+
+
+def account_token(name: str, *, audience: Any = AUDIENCE, seconds: float = 3600.0) -> str:
+    """A token as the API server makes them, but for its signature; ``seconds``: until it expires."""
+    claims = {"aud": [audience], "exp": int(now().timestamp() + seconds), "sub": name}
+    parts = ({"alg": "RS256"}, claims, "signature")
+    return ".".join(
+        base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=") for part in parts
+    )
+
+
+def account(namespace: str, name: str, *, audience: str = AUDIENCE) -> dict[str, Any]:
+    """The status of a TokenReview that knows a service account's token."""
+    groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
+    return {
+        "authenticated": True, "audiences": [audience],
+        "user": {"username": f"system:serviceaccount:{namespace}:{name}", "groups": groups},
+    }  # fmt: skip
 
 
 def revocation_list(ca: Pair, *revoked: Pair) -> bytes:
@@ -118,12 +140,13 @@ async def guarded(
     clock: SetClock | None = None,
     settings: ServerSettings | None = None,
     security: SecuritySettings | None = None,
+    reviews: Reviews | None = None,
 ) -> AsyncIterator[Any]:
     """A server with TLS and authentication before ``broker``; its address has a name that certificates hold."""
     clock = clock or SetClock()
     trust = TrustFiles(security or site.settings)
     audit = AuditLog(site.path("audit.log"), clock)
-    guard = Guard(trust, clock, broker, audit)
+    guard = Guard(trust, clock, broker, audit, reviews)
     server = await serve(broker, host="127.0.0.1", port=0, trust=trust, guard=guard, settings=settings)
     try:
         yield server

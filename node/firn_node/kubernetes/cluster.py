@@ -6,12 +6,13 @@ import logging
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from firn_node.clock import RealClock, RealRandomness
+from firn_node.clock import Clock, RealClock, RealRandomness
 from firn_node.coordinator.kubernetes import KubernetesCoordinator
 from firn_node.engine.api import FIRST_GROUP
 from firn_node.kubernetes.api import Api, connect
 from firn_node.kubernetes.groupstatus import GroupKeeper
 from firn_node.kubernetes.topics import Ours, TopicKeeper
+from firn_node.security.tokenreview import TokenReviews
 from firn_node.settings import GroupSettings
 
 if TYPE_CHECKING:
@@ -27,6 +28,11 @@ async def coordinator_of(place: GroupSettings) -> KubernetesCoordinator:
     return KubernetesCoordinator(
         await connect(), place.namespace, place.object_of, lease_ttl_s=place.lease_ttl_ms / 1000
     )
+
+
+async def reviews_for(audience: str, clock: Clock) -> TokenReviews:
+    """Service accounts' tokens, over a connection of their own. *Errors*: Invalid without an API."""
+    return TokenReviews(await connect(), audience, clock)
 
 
 @contextlib.asynccontextmanager

@@ -44,18 +44,23 @@ _RIGHTS = {Action.READ: Right.READ, Action.WRITE: Right.WRITE, Action.COMPACT: R
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody who has proven who they are. ``node``: the name, where it is a replica of this cluster."""
+    """Somebody who has proven who they are. ``node``: the name, where it is a replica of this cluster; ``groups``: names
+    that rules may give rights to as well.
+    """
 
     name: str
     is_admin: bool = False
     node: str | None = None
+    groups: tuple[str, ...] = ()
 
 
 def topic_rights(principal: Principal, rules: Sequence[AccessRule]) -> Rights:
     """The rights on a topic with these rules."""
     if principal.node is not None:
         return frozenset()
-    return ALL_RIGHTS if principal.is_admin else rights_of(principal.name, rules)
+    if principal.is_admin:
+        return ALL_RIGHTS
+    return frozenset().union(*(rights_of(name, rules) for name in (principal.name, *principal.groups)))
 
 
 def is_allowed(principal: Principal, action: Action, rights: Rights) -> bool:

@@ -29,7 +29,7 @@ from firn_node.security.decision import (
     topic_rights,
 )
 from firn_node.security.tokens import digest_of
-from firn_node.security.trust import Caller, TrustFiles
+from firn_node.security.trust import Caller, Reviews, TrustFiles
 
 _SCHEME = "bearer "
 _RULES_KEPT = 10_000  # topics whose rules are kept parsed
@@ -52,12 +52,25 @@ class Guard:
     clock: Clock
     topics: Topics
     audit: AuditLog | None = None
+    reviews: Reviews | None = None  # of service accounts' tokens
     denials: Counter[str] = field(default_factory=Counter)  # code
     _rules: dict[int, tuple[TopicInfo, tuple[AccessRule, ...]]] = field(default_factory=dict)
 
     def access(self, address: str, certificate: bytes | None) -> "Access":
         """``certificate``: what TLS has checked, as DER; None when the peer has shown none."""
-        return Access(self, address, Caller(self.files, self.clock, certificate=certificate))
+        return Access(self, address, self.caller(certificate, None))
+
+    def caller(self, certificate: bytes | None, digest: bytes | None) -> Caller:
+        return Caller(self.files, self.clock, certificate, digest, self.reviews)
+
+    async def prepare(self, authorization: str | None) -> None:
+        """Have whoever can tell say whose a request's token is, before the request is looked at."""
+        if self.reviews is None or authorization is None or not _is_bearer(authorization):
+            return
+        token = _token_in(authorization)
+        digest = digest_of(token)
+        if self.files.current.tokens.find(digest) is None:
+            await self.reviews.prepare(digest, token)
 
     def rules_of(self, topic: TopicInfo) -> tuple[AccessRule, ...]:
         found = self._rules.get(topic.topic_id)
@@ -101,8 +114,7 @@ class Access:
         """
         digest = None if authorization is None else _digest_in(authorization)
         if digest != self._caller.digest:
-            guard = self._guard
-            self._caller = Caller(guard.files, guard.clock, self._certificate, digest)
+            self._caller = self._guard.caller(self._certificate, digest)
 
     def principal(self) -> Principal | None:
         """Errors: Unauthorized when the credentials are no good (any more)."""
@@ -203,6 +215,14 @@ def topic_ids(data: Buffer) -> "set[int]":
 
 
 def _digest_in(authorization: str) -> bytes:
-    if authorization[: len(_SCHEME)].lower() != _SCHEME:
+    if not _is_bearer(authorization):
         raise Unauthorized("Authorization: expected a bearer token")
-    return digest_of(authorization[len(_SCHEME) :].strip())
+    return digest_of(_token_in(authorization))
+
+
+def _is_bearer(authorization: str) -> bool:
+    return authorization[: len(_SCHEME)].lower() == _SCHEME
+
+
+def _token_in(authorization: str) -> str:
+    return authorization[len(_SCHEME) :].strip()

@@ -13,6 +13,7 @@ import logging
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from firn.errors import FirnError, Invalid, Unauthorized
 from firn.tls import file_stamp
@@ -140,17 +141,26 @@ class TrustFiles:
                 changed()
 
 
+class Reviews(Protocol):
+    """Tokens that somebody else knows the holders of (``tokenreview``)."""
+
+    async def prepare(self, digest: bytes, token: str) -> None: ...
+    def find(self, digest: bytes) -> Identity: ...
+
+
 @dataclass(slots=True)
 class Caller:
     """Who is at the other end, re-proven whenever what is trusted has changed, and when the proof expires.
 
-    ``certificate``: the DER that TLS has checked; ``digest``: of the bearer token. A token counts over a certificate.
+    ``certificate``: the DER that TLS has checked; ``digest``: of the bearer token. A token counts over a certificate,
+    one of the file over one that ``reviews`` knows of.
     """
 
     files: TrustFiles
     clock: Clock
     certificate: bytes | None = None
     digest: bytes | None = None
+    reviews: "Reviews | None" = None
     _trust: Trust | None = None
     _identity: Identity | None = None
 
@@ -167,6 +177,8 @@ class Caller:
 
     def _prove(self, trust: Trust, now_ms: int) -> Identity | None:
         if self.digest is not None:
+            if self.reviews is not None and trust.tokens.find(self.digest) is None:
+                return self.reviews.find(self.digest)
             return trust.of_token(self.digest, now_ms)
         if self.certificate is not None:
             return trust.of_certificate(self.certificate, now_ms)

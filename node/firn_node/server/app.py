@@ -17,6 +17,7 @@ from aiohttp.web_protocol import RequestHandler
 from firn.errors import FirnError, Invalid, LimitExceeded, Unauthorized, Unavailable
 from firn_node.clock import Clock, RealClock
 from firn_node.security.admission import Admission, Place
+from firn_node.security.decision import Action
 from firn_node.server import (
     admin,
     bulk,
@@ -198,6 +199,8 @@ async def handle(context: Context, request: web.BaseRequest) -> web.StreamRespon
         pattern = route.pattern
         call = Call(request, values, Query(query))
         if context.guard is not None:
+            if route.action is not Action.OPEN:
+                await context.guard.prepare(request.headers.get("Authorization"))
             admit(request, route, call)
         response = await route.handler(context, call)
     except FirnError as error:
