@@ -239,6 +239,21 @@ def test_a_watch_says_that_the_server_is_away_and_goes_on_when_it_is_back() -> N
     run(test)
 
 
+@pytest.mark.parametrize("fault", ["429", "410", "cut"])
+def test_a_watch_that_is_refused_is_asked_for_less_and_less_often(fault: str) -> None:
+    async def test(server: FakeKubernetes, handle: KubernetesCoordinator) -> None:
+        record = await stored(handle, 1)
+        server.disturb = lambda asked: fault if asked.query.get("watch") else None
+        watch = handle.watch(GROUP)
+        assert await next_of(watch) == Found(record)
+        before = len(server.asked)
+        await asyncio.sleep(2.0)
+        assert len(server.asked) - before <= 14
+        await watch.aclose()
+
+    run(test)
+
+
 def test_a_steady_group_costs_one_write_a_renewal_and_no_reads() -> None:
     async def test(server: FakeKubernetes, handle: KubernetesCoordinator) -> None:
         record = await stored(handle, 1)

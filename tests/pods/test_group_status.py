@@ -15,7 +15,7 @@ from pods_kit import CLUSTER, FIRN, NAMESPACE, put_group, until
 from firn.topicspec import parse_spec
 from firn_node.clock import RealClock, RealRandomness
 from firn_node.kubernetes import groupstatus
-from firn_node.kubernetes.api import Object
+from firn_node.kubernetes.api import APPLY_PATCH, Object
 from firn_node.kubernetes.groupstatus import GroupKeeper, is_news
 from firn_node.replication.record import LogId
 from firn_node.settings import GroupSettings
@@ -184,6 +184,47 @@ def test_a_master_that_is_not_wished_stays_until_it_has_handed_over(tmp_path: Pa
         assert kept.group.master() is last
         await last.broker.switch_over(0, "node-1")
         await until(lambda: len(kept.record.members) == 2, "it is out of the members")
+
+    run(tmp_path, test)
+
+
+def test_a_replica_that_is_not_wished_stands_where_the_group_has_nobody_else(tmp_path: Path) -> None:
+    async def test(kept: Kept) -> None:
+        first, second, last = kept.group.replicas
+        for replica in (first, second):
+            kept.leave_alone(replica)
+            await replica.stop()
+        await until(lambda: len(kept.record.in_sync) == 1 or kept.group.master() is last, "it is alone")
+        kept.leave_alone(last)
+        await last.stop()
+        kept.wish(1)
+        await last.start()
+        kept.keep(last)
+        assert await kept.group.until_master() is last
+
+    run(tmp_path, test)
+
+
+def test_what_an_earlier_process_told_of_its_rebuild_is_taken_back(tmp_path: Path) -> None:
+    async def test(kept: Kept) -> None:
+        last = kept.group.replicas[2]
+        kept.leave_alone(last)
+        api = kept.server.api()
+        body = {
+            "apiVersion": "firn.dev/v1alpha1", "kind": "BrokerGroup", "metadata": {"name": f"{CLUSTER}-0"},
+            "status": {"members": [{"node": "node-2", "rebuild": {"phase": "pulling"}}]},
+        }  # fmt: skip
+        query = {"fieldManager": "firn-broker-node-2", "force": "true"}
+        await api.request("PATCH", f"{PATH}/status", query=query, body=body, content=APPLY_PATCH)
+        await api.close()
+
+        def told() -> bool:
+            return any("rebuild" in member for member in kept.status["members"])
+
+        assert told()
+        kept.keep(last)
+        await until(lambda: not told(), "it is taken back")
+        assert kept.states().keys() == {"node-0", "node-1", "node-2"}
 
     run(tmp_path, test)
 

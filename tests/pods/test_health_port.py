@@ -92,13 +92,50 @@ def test_readiness_gives_its_reason_and_metrics_are_made_on_the_loop() -> None:
     run(test)
 
 
-def test_nothing_else_is_served_and_silent_peers_hold_up_nobody() -> None:
+def connected(port: HealthPort, source: str) -> socket.socket:
+    host, _, number = port.address.rpartition(":")
+    return socket.create_connection((host, int(number)), timeout=60, source_address=(source, 0))
+
+
+def test_nothing_else_is_served() -> None:
     async def test(port: HealthPort) -> None:
-        host, _, number = port.address.rpartition(":")
-        silent = [socket.create_connection((host, int(number))) for _ in range(8)]
         assert (await ask(port, "/v1/topics"))[0] == 404
-        assert (await ask(port, "/livez"))[0] == 200
+        with connected(port, "127.0.0.1") as peer:
+            peer.sendall(b"POST /livez HTTP/1.1\r\n\r\n")
+            assert (await asyncio.to_thread(peer.recv, 64)).startswith(b"HTTP/1.1 405")
+
+    run(test)
+
+
+def test_peers_that_say_nothing_are_cut_off_without_holding_up_a_probe() -> None:
+    async def test(port: HealthPort) -> None:
+        silent = [
+            connected(port, f"127.0.0.{number}")
+            for number in range(2, 30)
+            for _ in range(health.PEER_MAX + 2)
+        ]
+        assert len(silent) > health.TOTAL_MAX
+        for _ in range(3):
+            assert (await ask(port, "/livez"))[0] == 200
+        assert await asyncio.to_thread(silent[0].recv, 1) == b""
         for each in silent:
             each.close()
+
+    run(test)
+
+
+def test_a_request_that_trickles_in_has_no_longer_than_a_whole_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "REQUEST_S", 0.3)
+
+    async def test(port: HealthPort) -> None:
+        def trickle() -> None:
+            with connected(port, "127.0.0.1") as peer:
+                for _ in range(10_000):
+                    peer.sendall(b"G")
+                    time.sleep(0.02)
+
+        with pytest.raises(OSError):
+            await asyncio.to_thread(trickle)
+        assert (await ask(port, "/livez"))[0] == 200
 
     run(test)

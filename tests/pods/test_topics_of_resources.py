@@ -280,6 +280,57 @@ def test_a_deletion_that_the_server_does_not_know_of_any_more_deletes_nothing() 
     run(test)
 
 
+def test_a_deletion_that_is_repented_keeps_the_topic() -> None:
+    async def test(server: FakeKubernetes, host: Host) -> None:
+        server.put(f"{TOPICS}/quotes", resource())
+        await until(lambda: applied(server) is not None, "it is made")
+        seen = []
+
+        def disturb(asked: Asked) -> str | None:
+            """At the last look the resource says that its topic is to stay."""
+            if asked.method == "GET" and asked.path.endswith("/quotes") and not seen:
+                seen.append(asked)
+                server.put(f"{TOPICS}/quotes", deleting(resource(deletionPolicy="Retain")))
+            return None
+
+        server.disturb = disturb
+        server.put(f"{TOPICS}/quotes", deleting(server.get(f"{TOPICS}/quotes")))
+        server.put(f"{TOPICS}/last", resource("last"))
+        await until(lambda: seen and applied(server, "last"), "the other one is made")
+        assert ("delete", "quotes") not in host.calls
+
+    run(test)
+
+
+def test_a_malformed_resource_is_refused_and_stops_no_other() -> None:
+    async def test(server: FakeKubernetes, host: Host) -> None:
+        server.put(f"{TOPICS}/a", resource("a", clusterRef="main"))
+        server.put(f"{TOPICS}/b", resource("b", durability={"minInSync": {}}))
+        server.put(f"{TOPICS}/c", resource("c"))
+        await until(lambda: applied(server, "c") == ("True", "Created"), "the good one is made")
+        await until(lambda: applied(server, "a") == ("False", "Refused"), "a malformed one is refused")
+        await until(lambda: applied(server, "b") == ("False", "Refused"), "an invalid one is refused")
+
+    run(test)
+
+
+def test_a_server_that_resets_watches_is_asked_less_and_less_often() -> None:
+    async def test(server: FakeKubernetes, host: Host) -> None:
+        await until(lambda: server.watching, "it watches")
+
+        def disturb(asked: Asked) -> str | None:
+            return "cut" if asked.query.get("watch") else None
+
+        server.disturb = disturb
+        await server.stop()
+        await server.start()
+        before = len(server.asked)
+        await asyncio.sleep(3.0)
+        assert len(server.asked) - before <= 8
+
+    run(test)
+
+
 def test_what_cannot_be_done_yet_is_said_once_and_tried_again() -> None:
     async def test(server: FakeKubernetes, host: Host) -> None:
         host.failure = Unavailable("no replica is in sync")

@@ -43,7 +43,7 @@ from firn_node.coordinator.api import (
     Unusable,
     decide,
 )
-from firn_node.kubernetes.api import CONFLICT, GONE, MERGE_PATCH, NOT_FOUND, Api, ApiError, Denied, Object
+from firn_node.kubernetes.api import CONFLICT, MERGE_PATCH, NOT_FOUND, Api, ApiError, Denied, Object
 from firn_node.kubernetes.collection import Pending
 from firn_node.replication.record import NO_VERSION, GroupId, GroupRecord, from_document
 
@@ -241,21 +241,23 @@ class KubernetesCoordinator:
         while True:
             found = await self._look(group_id)
             tell(found.reading if isinstance(found, _Stored) else found)
+            failures += 1
             if isinstance(found, _Stored):
+                heard = [0]
                 try:
-                    failures = 0
-                    await self._follow(group_id, found, tell)
+                    await self._follow(group_id, found, tell, heard)
                 except ApiError as error:
-                    if not (isinstance(error, Denied) and error.status == GONE):
-                        failures += 1
-                        log.info("%s: the watch broke off: %s", self._name(group_id), error)
-            else:
-                failures += 1
+                    log.info("%s: the watch broke off: %s", self._name(group_id), error)
+                if heard[0]:  # a watch that tells nothing is asked for less and less often
+                    failures = 0
             pause = min(_PAUSE_MAX_S, _PAUSE_S * 2.0 ** min(failures, 10))
             await asyncio.sleep(pause * self._randomness.uniform(0.5, 1.0))
 
-    async def _follow(self, group_id: GroupId, found: _Stored, tell: Callable[[Reading], None]) -> None:
-        """Tell the changes after ``found``; return when the watch has ended, or is no good any more.
+    async def _follow(
+        self, group_id: GroupId, found: _Stored, tell: Callable[[Reading], None], heard: list[int]
+    ) -> None:
+        """Tell the changes after ``found``; return when the watch has ended, or is no good any more. ``heard`` counts
+        its events.
 
         Errors: ApiError.
         """
@@ -272,6 +274,7 @@ class KubernetesCoordinator:
                     event = await events.next(self._silent_s)
                     if event is None:
                         return
+                    heard[0] += 1
                     told = self._told_by(event, group_id)
                 now = await self._look(group_id) if told is None else told
                 tell(now.reading if isinstance(now, _Stored) else now)

@@ -67,21 +67,21 @@ class Collection:
         self._path = path
         self._changed = changed
         self._randomness = randomness
+        self._version = ""  # to watch from; empty: everything is to be listed
         self._query = {"fieldSelector": f"metadata.name={name}"} if name else {}
 
     async def run(self) -> None:
         """Keep ``objects`` as they are, until cancelled."""
-        failures, version = 0, ""
+        failures = 0
         while True:
             try:
-                if not version:
-                    version = await self._list()
+                if not self._version:
+                    self._version = await self._list()
                 self.trouble = None
-                version = await self._watch(version)
-                failures = 0
+                failures = 0 if await self._watch() else failures + 1
             except ApiError as error:
                 if isinstance(error, Denied) and error.status == GONE:
-                    version = ""
+                    self._version = ""
                 failures += 1
                 self.trouble = str(error)
                 if failures == 1:
@@ -115,29 +115,24 @@ class Collection:
         self.listed.set()
         return str(metadata.get("resourceVersion", ""))
 
-    async def _watch(self, version: str) -> str:
-        """Take events until the watch ends; the version to go on from.
+    async def _watch(self) -> bool:
+        """Take events until the watch ends as it should; False when it has told nothing.
 
         Errors: ApiError, after which the last version is still good but for 410.
         """
         query = {
-            **self._query, "resourceVersion": version, "timeoutSeconds": str(WATCH_S), "allowWatchBookmarks": "true",
+            **self._query, "resourceVersion": self._version, "timeoutSeconds": str(WATCH_S),
+            "allowWatchBookmarks": "true",
         }  # fmt: skip
+        has_told = False
         async with Pending(self._api.watch(self._path, query)) as events:
-            while True:
-                try:
-                    event = await events.next(SILENT_S)
-                except TimeoutError:
-                    return version
-                except ApiError as error:
-                    if isinstance(error, Denied):
-                        raise
-                    return version
-                if event is None:
-                    return version
-                document = event["object"]
-                version = document["metadata"]["resourceVersion"]
-                self._take(event["type"], document)
+            with contextlib.suppress(TimeoutError):
+                while (event := await events.next(SILENT_S)) is not None:
+                    document = event["object"]
+                    self._version = document["metadata"]["resourceVersion"]
+                    self._take(event["type"], document)
+                    has_told = True
+        return has_told
 
     def _take(self, kind: str, document: Object) -> None:
         if kind == "BOOKMARK":

@@ -19,7 +19,7 @@ from firn_node.kubernetes.collection import Collection
 from firn_node.kubernetes.conditions import FIELD_MANAGER, condition, differs, moment
 from firn_node.replication.driver import GroupDriver
 from firn_node.replication.record import GroupRecord, LogId, Member
-from firn_node.replication.state import Role, State
+from firn_node.replication.state import State
 from firn_node.settings import GroupSettings
 
 SERVING = "Serving"
@@ -28,6 +28,7 @@ WRITE_S = 1.0
 PROGRESS_S = 10.0
 LEAVE_S = 10.0
 _FAILED_S = 5.0
+_NEEDED_TTLS = 3
 _OUR_MEMBER_FIELDS = "address"  # by which a member of the status is the master's to list
 
 log = logging.getLogger("firn.kubernetes")
@@ -124,7 +125,9 @@ class GroupKeeper:
         self._path = f"/apis/firn.dev/v1alpha1/namespaces/{place.namespace}/brokergroups"
         self._collection = Collection(api, self._path, self._note, randomness, name=self._name)
         self._next_write = self._next_progress = 0.0
-        self._progress: dict[str, Any] | None = None  # as told
+        self._progress: (
+            dict[str, Any] | None
+        ) = {}  # as told; at first nobody knows what an earlier process told
         self._has_left = False
         self._taken_out: dict[LogId, int] = {}  # by this process, as master; their ordinals
 
@@ -153,6 +156,8 @@ class GroupKeeper:
             self._take_out(group)
         elif self._place.ordinal >= self._host.wished_replicas:
             await self._leave(group)
+            if self._has_left and self._is_needed(group):
+                self._host.end_process("this replica was leaving, and its group needs it to have a master")
         elif self._has_left:
             self._host.end_process("this replica had left its group, and is wanted again")
         try:
@@ -178,7 +183,8 @@ class GroupKeeper:
                 group.remove(log_id)
 
     async def _leave(self, group: GroupDriver) -> None:
-        if self._has_left or group.state.role not in (Role.STANDBY, Role.BLANK):
+        """Only from a master that can be followed: a group that has none may need this replica to get one."""
+        if self._has_left or not group.is_following:
             return
         self._has_left = True
         log.warning("group %s: this replica is not wished any more: it leaves", group.me.group_id)
@@ -187,6 +193,11 @@ class GroupKeeper:
                 await group.leave()
         except TimeoutError:
             log.warning("group %s: its master takes this replica out later", group.me.group_id)
+
+    def _is_needed(self, group: GroupDriver) -> bool:
+        """Nobody renews the lease any more, and this replica, which stands for nothing, may be who has to."""
+        silent = self._clock.monotonic() - group.state.record_at
+        return group.is_in_sync and silent > _NEEDED_TTLS * group.state.timing.lease_ttl
 
     async def _tell(self, group: GroupDriver) -> None:
         """Errors: ApiError."""
@@ -212,6 +223,8 @@ class GroupKeeper:
 
     async def _tell_progress(self, found: Object, now: float) -> None:
         progress = self._host.rebuild_status()
+        if progress is None and not self._has_told(found):
+            self._progress = None
         if progress == self._progress:
             return
         self._next_progress = now + PROGRESS_S
@@ -223,6 +236,11 @@ class GroupKeeper:
             members = [{"node": self._node, "rebuild": rebuild}]
         await self._apply(found, f"{FIELD_MANAGER}-{self._node}", {"members": members})
         self._progress = progress
+
+    def _has_told(self, found: Object) -> bool:
+        """Whether the status shows a rebuild of this replica."""
+        listed = (found.get("status") or {}).get("members") or ()
+        return any(member["node"] == self._node and "rebuild" in member for member in listed)
 
     @property
     def _node(self) -> str:

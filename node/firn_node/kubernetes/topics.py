@@ -191,14 +191,21 @@ class TopicKeeper:
     async def _settle(self, name: str) -> None:
         """Bring one topic about, and say so; what fails is tried again, later each time."""
         resource = self._collection.objects.get(name)
-        if resource is None or not self._ours.has(resource):
+        if resource is None:
             return
         try:
+            if not self._ours.has(resource):
+                return
             await self._bring_about(name, resource)
             self._failures.pop(name, None)
             return
         except NotMaster:
             return  # the next master does it
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # what no schema let through
+            log.exception("CompactedTopic %s/%s is malformed", self._ours.namespace, name)
+            with contextlib.suppress(ApiError):
+                await self._say(resource, None, "False", "Refused", f"it is malformed: {error!r}")
+            return
         except FirnError as error:
             log.info("topic %s: %s", name, error.message)
             await self._say_waiting(resource, error.message)
@@ -244,11 +251,10 @@ class TopicKeeper:
     async def _delete(self, name: str, resource: Object, known: TopicInfo | None) -> None:
         if known is not None:
             now = await self._api.request("GET", f"{self._path}/{name}")
-            metadata = now.get("metadata") or {}
-            if metadata.get("uid") != resource["metadata"].get("uid") or not metadata.get(
-                "deletionTimestamp"
-            ):
-                return  # another one of this name: the watch is about to tell
+            is_same = now["metadata"].get("uid") == resource["metadata"].get("uid")
+            step = plan(now, known, self._ours, default_min_in_sync=self._host.default_min_in_sync)
+            if not is_same or not isinstance(step, Delete):
+                return  # another one of this name, or it is to be retained: the watch is about to tell
             await self._host.delete_topic(name, wait_s=None)
             log.warning("topic %s is deleted, as its resource", name)
         await self._say(resource, None, "False", "Deleted", "the topic and its records are gone")

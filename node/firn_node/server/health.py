@@ -13,19 +13,24 @@ port is not the loop's.
 """
 
 import asyncio
+import contextlib
+import socket
 import socketserver
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as NoResult
-from http.server import BaseHTTPRequestHandler
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 HANGS_S = 20.0
 BEAT_S = 1.0
-_PEER_S = 5.0  # a request takes so long at most
+REQUEST_S = 3.0  # for a whole request, however its bytes trickle in
+HEAD_BYTES_MAX = 4 << 10
+PEER_MAX = 4  # connections of one address at a time; further ones are cut
+TOTAL_MAX = 64  # ... and of all: past it the oldest one is cut
 _METRICS_S = 4.0
-_THREADS_MAX = 32
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -101,7 +106,17 @@ def _text(status: int, text: str) -> tuple[int, str, bytes]:
     return status, "text/plain; charset=utf-8", f"{text}\n".encode()
 
 
+@dataclass(eq=False, slots=True)
+class _Peer:
+    """A connection that is being answered."""
+
+    address: str
+    socket: socket.socket
+
+
 class _Server(socketserver.ThreadingTCPServer):
+    """One thread a connection. A peer that says little, or nothing, holds up nobody but itself, and not for long."""
+
     allow_reuse_address = True
     daemon_threads = True
     block_on_close = False
@@ -109,40 +124,69 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def __init__(self, address: tuple[str, int], port: HealthPort) -> None:
         self.port = port
-        self._places = threading.BoundedSemaphore(_THREADS_MAX)
+        self._lock = threading.Lock()
+        self._peers: dict[socket.socket, _Peer] = {}  # the oldest first
         super().__init__(address, _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        with self._lock:
+            host = client_address[0]
+            is_refused = sum(peer.address == host for peer in self._peers.values()) >= PEER_MAX
+            if not is_refused:
+                if len(self._peers) >= TOTAL_MAX:
+                    _cut(next(iter(self._peers)))
+                self._peers[request] = _Peer(host, request)
+        if is_refused:
             self.shutdown_request(request)
+        else:
+            super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            with self._lock:
+                self._peers.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A peer that has gone: nobody is told."""
 
 
-class _Handler(BaseHTTPRequestHandler):
+def _cut(connection: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+class _Handler(socketserver.BaseRequestHandler):
+    """One request, of which the first line counts, and its answer."""
+
+    request: socket.socket
     server: _Server
-    timeout = _PEER_S
-    server_version, sys_version = "firn", ""
 
-    def do_GET(self) -> None:
-        status, kind, body = self.server.port.answer(self.path.partition("?")[0])
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+    def handle(self) -> None:
+        method, path = self._asked()
+        if method in ("GET", "HEAD"):
+            status, kind, body = self.server.port.answer(path.partition("?")[0])
+        else:
+            status, kind, body = _text(405, "only GET")
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nContent-Type: {kind}\r\n"
+            f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
+        self.request.settimeout(REQUEST_S)
+        self.request.sendall(head.encode() + (b"" if method == "HEAD" else body))
 
-    do_HEAD = do_GET
-
-    def log_message(self, format: str, *arguments: Any) -> None:
-        """Probes come every few seconds."""
+    def _asked(self) -> tuple[str, str]:
+        """Method and target. *Errors*: OSError when the head is not whole in time, or too long."""
+        ends, data = time.monotonic() + REQUEST_S, b""
+        while b"\r\n\r\n" not in data:
+            left = ends - time.monotonic()
+            if left <= 0 or len(data) > HEAD_BYTES_MAX:
+                raise OSError("no whole request")
+            self.request.settimeout(left)
+            more = self.request.recv(HEAD_BYTES_MAX)
+            if not more:
+                raise OSError("the peer has gone")
+            data += more
+        method, _, rest = data.partition(b"\r\n")[0].decode("latin-1").partition(" ")
+        return method, rest.partition(" ")[0]
