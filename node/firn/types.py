@@ -11,8 +11,8 @@ Position = NewType("Position", int)
 Epoch = NewType("Epoch", int)
 TopicId = NewType("TopicId", int)
 
-# The internal topics have fixed ids. A user topic's id is the position of the record that created it, a
-# multiple of 8, so these can never meet one.
+# The internal topics have fixed ids. A user topic's id tells the position of the record that created it
+# (``firn_node.engine.topicids``), a multiple of 8, so these can never meet one.
 TOPICS_TOPIC_ID = TopicId(1)
 OFFSETS_TOPIC_ID = TopicId(2)
 TOPICS_TOPIC = "__topics"

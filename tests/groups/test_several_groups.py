@@ -10,6 +10,7 @@ from group_kit import BrokerCluster, broker_cluster
 from firn.client import Client
 from firn.errors import FirnError, NotMaster, TopicExists, Unavailable, UnknownTopic
 from firn_node.engine.broker import Broker
+from firn_node.engine.topicids import topic_id_at
 
 KEYS = [b"key-%d" % number for number in range(40)]
 
@@ -319,6 +320,9 @@ def test_a_topic_that_its_group_has_yet_to_hear_of_is_waited_for(tmp_path: Path)
             await cluster.until(lambda: bool(catalogue.whole_to()), "group 1 has been told")
             refused: list[FirnError] = [catalogue.unknown(8), catalogue.unknown(catalogue.whole_to() or 0)]
             assert [error.retry for error in refused] == [False, True]
+            catalogue.whole_to = lambda: topic_id_at(4096, forced_epoch=3)
+            lost, coming = (catalogue.unknown(topic_id_at(8192, forced)) for forced in (0, 3))
+            assert (lost.retry, coming.retry) == (False, True)
 
     run(story())
 

@@ -13,10 +13,12 @@ from engine_kit import run
 from group_kit import BrokerGroup, Replica, broker_group
 
 from firn.client import Client
-from firn.errors import FirnError, Invalid, Unavailable
+from firn.errors import FirnError, Invalid, Unavailable, UnknownTopic
 from firn.topicspec import parse_spec
 from firn.types import Epoch
 from firn_node.engine.operating import choose_successor
+from firn_node.engine.topicids import position_of
+from firn_node.replication.epochstart import epoch_start_batch
 from firn_node.replication.record import GroupId, GroupRecord, Incarnation, LogId, Master, Member
 from firn_node.replication.state import Role
 
@@ -157,6 +159,43 @@ async def forced(client: Client, node: str) -> dict[str, object]:
             if "until a moment ago" not in error.message:
                 raise
             await asyncio.sleep(0.1)
+
+
+def test_a_topic_created_after_accepted_data_loss_has_not_the_id_of_a_lost_one(tmp_path: Path) -> None:
+    """Both are created at one position; who knows the lost one by its id must not write into the other."""
+
+    async def story() -> None:
+        async with broker_group(tmp_path, 2) as group:
+            master = await with_topic(group)
+            [standby] = [replica for replica in group.up if replica is not master]
+            await group.until_equal()
+            await standby.stop()
+            [record] = group.records.by_group.values()
+            await group.until(lambda: len(in_sync(group)) == 1, "the standby is out")
+            start = epoch_start_batch(
+                record.epoch,
+                group_id=record.group_id,
+                log_id=LogId(standby.broker.core.identity.log_id),
+                now_ms=0,
+            )
+            filling = (master.kit.batch("t", [(b"a", b"v" * n)]) for n in range(len(start)))
+            await master.broker.produce(next(batch for batch in filling if len(batch) == len(start)))
+            await master.broker.create_topic("lost", parse_spec({}))
+            late = master.kit.batch("lost", [(b"a", b"late")])
+            lost = master.broker.topic("lost").topic_id
+            await master.fail()
+            await standby.start()
+            async with client_of(group) as client:
+                await forced(client, f"node-{standby.ordinal}")
+            await group.until_master()
+            made = await standby.broker.create_topic("made", parse_spec({}))
+            assert position_of(made.topic_id) == position_of(lost)
+            assert made.topic_id > lost
+            [refused] = await standby.broker.produce(late)
+            assert isinstance(refused, UnknownTopic)
+            assert await standby.kit.map("made") == {}
+
+    run(story())
 
 
 def test_data_loss_is_not_accepted_while_a_master_acts_and_nobody_is_deposed(tmp_path: Path) -> None:

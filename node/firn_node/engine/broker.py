@@ -245,7 +245,7 @@ class Broker:
         self._reader = Reader(core, self.partitions, self._commits, self._lookup, self._snapshots)
         self._sealer = Sealer(core, self.partitions, self._commits)
         self._scheduler = Scheduler(core, self.partitions, self._commits)
-        self._topics = Topics(core, self._appender)
+        self._topics = Topics(core, self._appender, self._commits)
         self._groups = Groups(core, self.partitions, self._appender, self._commits, self._lookup)
         self.knows_states = False
         self._producers_checked = float("-inf")
@@ -304,7 +304,7 @@ class Broker:
         core.others = Others(coordinator, core.groups)
         self._spawn(core.others.run())
         if core.group == FIRST_GROUP:
-            self._followers = Followers(core, lambda: group.epoch)
+            self._followers = Followers(core, lambda: (group.epoch, group.forced_epoch))
             self._topics.lead(self._followers)
             return
         self._following = Following(

@@ -3,8 +3,8 @@
 A record's key is the topic's name, its value a msgpack map; a tombstone deletes:
 
 ========== ======================================================================================================
-``id``     the commit log position of the creating record in group 0, 16 hex digits so that its length is known
-           before its value is
+``id``     made of the position of the creating record in group 0's log (``topicids``), 16 hex digits so that its
+           length is known before its value is
 ``spec``   its document
 ``forced`` where it is more than 0: counts the compactions by force that this group was asked for; a record in
            which it has grown is such a request, to every replica

@@ -22,6 +22,11 @@ class Commits(Protocol):
         """What is stamped into batches, to be asked in the turn of the event loop that appends them."""
         ...
 
+    @property
+    def forced_epoch(self) -> int:
+        """The newest epoch that accepted data loss: what was given out before it may be given out again. 0: none."""
+        ...
+
     def refusal(self, durability: DurabilitySpec) -> FirnError | None:
         """Why nothing that asks for this may be appended now."""
         ...

@@ -42,6 +42,10 @@ class Flusher(DispatchWaits):
     def epoch(self) -> int:
         return FIRST_EPOCH
 
+    @property
+    def forced_epoch(self) -> int:
+        return 0
+
     def refusal(self, durability: DurabilitySpec) -> FirnError | None:
         return None
 

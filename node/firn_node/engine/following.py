@@ -29,6 +29,7 @@ from firn_node.engine.api import FIRST_GROUP, TopicInfo
 from firn_node.engine.catalogue import NEVER_TOLD, Told
 from firn_node.engine.core import Core
 from firn_node.engine.others import Others
+from firn_node.engine.topicids import position_of, topic_id_at
 
 _log = logging.getLogger(__name__)
 
@@ -43,9 +44,10 @@ _TROUBLE = "following the topics of group 0"
 class Followers:
     """Of group 0: what the other groups are told, and what they have."""
 
-    def __init__(self, core: Core, epoch: Callable[[], int]) -> None:
+    def __init__(self, core: Core, epochs: Callable[[], tuple[int, int]]) -> None:
+        """``epochs``: that of this master, and the newest that was elected by accepted data loss."""
         self._core = core
-        self._epoch = epoch
+        self._epochs = epochs
         self._others = [group for group in core.groups if group != FIRST_GROUP]
         self._held: dict[int, Told] = {}
         # Changed names and where their newest record ends, the newest last; complete from that position on.
@@ -72,19 +74,22 @@ class Followers:
             self._held[group] = has
         heard, self._heard = self._heard, asyncio.Event()
         heard.set()
-        is_known = has[0] == self._epoch() and has[1] >= self._complete_from
+        is_known = has[0] == self._epochs()[0] and has[1] >= self._complete_from
         if is_known and not self._names_since(has[1]):
             try:
                 async with asyncio.timeout(wait_s):
                     await self._changed.wait()
             except TimeoutError:
                 pass
-        is_known = has[0] == self._epoch() and has[1] >= self._complete_from
+        is_known = has[0] == self._epochs()[0] and has[1] >= self._complete_from
         by_name = self._core.catalogue.by_name
         names = self._names_since(has[1]) if is_known else [n for n in by_name if not n.startswith("__")]
+        epoch, forced_epoch = self._epochs()
+        position = self._core.dispatched_position
         return {
-            "epoch": self._epoch(),
-            "position": self._core.dispatched_position,
+            "epoch": epoch,
+            "position": position,
+            "ids_end": topic_id_at(position, forced_epoch),
             "whole": not is_known,
             "topics": [_document(by_name[name]) for name in names if name in by_name],
             "deleted": [name for name in names if name not in by_name],
@@ -105,13 +110,13 @@ class Followers:
 
     def lacking(self, position: int) -> list[int]:
         """The groups that are not known to have what group 0's log holds before ``position``."""
-        now = self._epoch()
+        now = self._epochs()[0]
         held = {group: self._held.get(group, NEVER_TOLD) for group in self._others}
         return [group for group, (epoch, end) in held.items() if epoch != now or end < position]
 
     def lacking_topic(self, topic: TopicInfo) -> list[int]:
         """The groups that are not known to have a topic as it is now."""
-        return self.lacking(self._recent.get(topic.name, topic.topic_id + 1))
+        return self.lacking(self._recent.get(topic.name, position_of(topic.topic_id) + 1))
 
     async def wait(self, position: int, wait_s: float) -> list[int]:
         """The groups that still lack, after this time, what lies before ``position``; none as soon as none does."""
@@ -240,7 +245,7 @@ class Following:
         for at in range(0, len(items), ROWS):
             await self._write(dict(items[at : at + ROWS]), told)
         catalogue.told = max(catalogue.told, told)
-        self._has, self._whole_to = told, told[1]
+        self._has, self._whole_to = told, int(answer["ids_end"])
 
     def _check_ids(self, news: Mapping[str, TopicInfo | None]) -> None:
         """An id is a topic's for good. *Errors*: Unavailable for one that another topic has here."""

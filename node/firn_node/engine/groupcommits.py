@@ -30,6 +30,10 @@ class GroupCommits(DispatchWaits):
     def epoch(self) -> int:
         return self._group.epoch
 
+    @property
+    def forced_epoch(self) -> int:
+        return self._group.forced_epoch
+
     def refusal(self, durability: DurabilitySpec) -> FirnError | None:
         try:
             self._group.admit(durability.min_in_sync)

@@ -14,7 +14,9 @@ from firn.types import TOPICS_TOPIC_ID
 from firn_node.engine.api import TopicInfo
 from firn_node.engine.appender import Appender
 from firn_node.engine.catalogue import Told, topic_value
+from firn_node.engine.commits import Commits
 from firn_node.engine.core import Core
+from firn_node.engine.topicids import topic_id_at
 
 if TYPE_CHECKING:
     from firn_node.engine.following import Followers
@@ -23,9 +25,10 @@ FOLLOW_S = 10.0  # how long a change waits for the other groups; without a failo
 
 
 class Topics:
-    def __init__(self, core: Core, appender: Appender) -> None:
+    def __init__(self, core: Core, appender: Appender, commits: Commits) -> None:
         self._core = core
         self._appender = appender
+        self._commits = commits
         self._followers: Followers | None = None
 
     def lead(self, followers: "Followers") -> None:
@@ -42,10 +45,11 @@ class Topics:
             raise TopicExists(
                 f"topic {name!r} exists; choose another name, or change it with `firn up -f`", topic=name
             )
-        # Nothing is awaited between planning the position and appending at it: the id is the position.
+        # Nothing is awaited between planning the position and appending at it: the id tells it.
         topic = TopicInfo(name, 0, spec, self._core.groups)
         size = len(self._record({name: topic_value(topic)}))
-        topic = replace(topic, topic_id=self._core.log.plan([size])[0])
+        position = self._core.log.plan([size])[0]
+        topic = replace(topic, topic_id=topic_id_at(position, self._commits.forced_epoch))
         end = await self._append({name: topic_value(topic)})
         await self._followed(f"topic {name!r} is created", name, end, wait_s)
         return self._core.catalogue.named(name)

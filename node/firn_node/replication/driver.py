@@ -38,7 +38,7 @@ from firn_node.replication.doors.peers import Dialling, Peers
 from firn_node.replication.doors.startup import Folder
 from firn_node.replication.doors.syncer import Syncer
 from firn_node.replication.messages import Header, Report
-from firn_node.replication.record import LogId
+from firn_node.replication.record import NEVER_FORCED, LogId
 from firn_node.replication.requests import Requests, Wait
 from firn_node.replication.rules import RULES
 from firn_node.replication.serving import Engine
@@ -265,6 +265,10 @@ class GroupDriver:
     @property
     def epoch(self) -> Epoch:
         return self.state.epoch
+
+    @property
+    def forced_epoch(self) -> Epoch:
+        return self.state.record.forced_epoch if self.state.record is not None else NEVER_FORCED
 
     @property
     def committed(self) -> Position:

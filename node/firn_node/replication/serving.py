@@ -26,6 +26,11 @@ class Replication(Protocol):
         ...
 
     @property
+    def forced_epoch(self) -> Epoch:
+        """The newest epoch that was elected by accepted data loss, as far as this node knows; a master knows it."""
+        ...
+
+    @property
     def committed(self) -> Position: ...
 
     def admit(self, min_in_sync: int) -> None:
