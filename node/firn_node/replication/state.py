@@ -300,9 +300,7 @@ class Mastery(Copied):
     caught_up_at: Mapping[LogId, float] = field(hash=False)  # had all that was written then
     greeted: Mapping[LogId, Greeting] = field(hash=False)  # the last Hello of each
     awaited: Mapping[LogId, float] = field(hash=False)  # close behind since: commits wait for it, for a while
-    leaving: Mapping[LogId, Handshake] = field(
-        hash=False
-    )  # out of in_sync as soon as possible, since this handshake
+    leaving: Mapping[LogId, Handshake] = field(hash=False)  # since when: out of in_sync as soon as possible
     marks: tuple[Mark, ...] = ()  # one a tick, over replica_max_lag
     removing: frozenset[LogId] = frozenset()  # ... and out of the members
     start: Position | None = None  # of the epoch-start record; None: not yet written
