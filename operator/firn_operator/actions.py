@@ -13,8 +13,8 @@ from firn.errors import Conflict, FirnError, Forbidden, Invalid
 from firn_operator import plan as planned
 from firn_operator.brokers import Brokers, way_to
 from firn_operator.events import Events
-from firn_operator.guard import GroupView, best_successor, may_discard, may_stop, record_of
-from firn_operator.kube import CLAIM, KINDS, LEASE, POD, SECRET, Kind, Kube, Obj, namespace_of
+from firn_operator.guard import GroupView, best_successor, has_record, may_discard, may_stop, record_of
+from firn_operator.kube import CLAIM, KINDS, LEASE, POD, SECRET, Kind, Kube, Obj, name_of, namespace_of
 from firn_operator.names import (
     STAGE,
     claim_name,
@@ -23,9 +23,10 @@ from firn_operator.names import (
     pod_labels,
 )  # fmt: skip
 from firn_operator.objects import owner_of
-from firn_operator.observe import ClusterState, GroupState, pod_state
+from firn_operator.observe import ClusterState, GroupState, cluster_of, pod_state
 from firn_operator.secrets import Secrets
 from firn_operator.spec import min_in_sync_of
+from firn_operator.volumes import Volumes
 
 _log = logging.getLogger(__name__)
 Note = Callable[[Obj], Awaitable[None]]
@@ -41,20 +42,30 @@ class Outcome:
 class Actions:
     """Does what plans say, and tells the cache what came of it."""
 
-    def __init__(self, kube: Kube, brokers: Brokers, note: Note, secrets: Secrets, events: Events) -> None:
+    def __init__(
+        self, kube: Kube, brokers: Brokers, note: Note, secrets: Secrets, events: Events, volumes: Volumes
+    ) -> None:
         """``note``: told of every object as a write left it."""
         self._kube = kube
         self._brokers = brokers
         self._note_object = note
         self._secrets = secrets
         self._events = events
+        self._volumes = volumes
 
     async def run(
         self, actions: Iterable[planned.Action], namespace: str, state: ClusterState | None
     ) -> Outcome:
-        """Do them in order. Errors: Unavailable ends the pass, which begins anew later."""
+        """Do them in order; without the place of its record nothing more of a group is made, and a resource is let go
+        only when all before was done.
+
+        Errors: Unavailable ends the pass, which begins anew later.
+        """
         outcome = Outcome()
         for action in actions:
+            if isinstance(action, planned.Finalize) and (outcome.is_stale or outcome.failed):
+                outcome.is_stale = True
+                continue
             try:
                 await self._run(action, namespace, state, outcome)
             except Conflict as error:
@@ -63,13 +74,21 @@ class Actions:
             except (Invalid, Forbidden) as error:
                 _log.warning("%s: %s", action.why, error.message)
                 outcome.failed.append(("Refused", f"{action.why}: {error.message}"))
+            else:
+                continue
+            if isinstance(action, planned.MakeLease):
+                break  # a BrokerGroup says that its Lease was made
         return outcome
 
     async def _run(
         self, action: planned.Action, namespace: str, state: ClusterState | None, outcome: Outcome
     ) -> None:
         match action:
-            case planned.Apply(body):
+            case planned.Apply(body, _, is_new):
+                if is_new and await self._is_taken(body):
+                    why = f"{body['kind']} {body['metadata']['name']} is there and not the operator's"
+                    outcome.failed.append(("NameTaken", f"{why}; rename it, or the cluster"))
+                    return
                 await self._apply(body)
             case planned.MakeLease(body):
                 await self._kube.create(LEASE, namespace, body)
@@ -100,6 +119,11 @@ class Actions:
     async def _note(self, obj: Obj | None) -> None:
         if obj is not None:
             await self._note_object(obj)
+
+    async def _is_taken(self, body: Obj) -> bool:
+        """Whether an object of this name is there that does not belong to the cluster."""
+        there = await self._kube.get(KINDS[body["kind"]], namespace_of(body), name_of(body))
+        return there is not None and cluster_of(there) != cluster_of(body)
 
     async def _apply(self, body: Obj) -> None:
         applied = await self._kube.apply(KINDS[body["kind"]], namespace_of(body), body)
@@ -136,22 +160,34 @@ class Actions:
         selector = ",".join(f"{label}={value}" for label, value in pod_labels(spec.name, number).items())
         pods = [pod_state(pod) for pod in await self._kube.list(POD, spec.namespace, selector=selector)]
         needed = max((min_in_sync_of(topic, spec.replicas) for topic in state.topics), default=1)
-        return GroupView(
-            group.name, spec.replicas, needed, record_of(lease), {pod.name: pod.view for pod in pods}
-        )
+        views = {pod.name: pod.view for pod in pods}
+        is_own = lease is not None and cluster_of(lease) == spec.name
+        return GroupView(group.name, spec.replicas, needed, record_of(lease), views, has_lease=is_own)
 
     async def _stop(self, action: planned.StopPod, state: ClusterState, outcome: Outcome) -> None:
         verdict = may_stop(action.pod, await self.view(state, action.group))
         if not verdict.may:
             outcome.blocked.append(f"{action.pod} is not stopped now: {verdict.why}")
             return
-        await self._kube.delete(POD, state.spec.namespace, action.pod, uid=action.uid)
+        if not await self._end_pod(state, action):
+            outcome.blocked.append(
+                f"{action.pod} is not stopped now: the disruption budget of its group allows none"
+            )
+            return
         await self._events.post(state.resource, "PodRestarted", action.why)
+
+    async def _end_pod(self, state: ClusterState, action: planned.StopPod) -> bool:
+        """A pod that is ready goes by an eviction, which counts those that others evict; whether it was let go."""
+        group = _group(state, action.group)
+        if any(pod.name == action.pod and pod.is_ready for pod in group.pods):
+            return await self._kube.evict(state.spec.namespace, action.pod, action.uid)
+        await self._kube.delete(POD, state.spec.namespace, action.pod, uid=action.uid)
+        return True
 
     async def _shrink(self, action: planned.Shrink, state: ClusterState, outcome: Outcome) -> None:
         view = await self.view(state, action.group)
         named = set(action.leaving) & (view.record.members if view.record else set())
-        if named or (view.record is not None and not view.record.is_known):
+        if named or not has_record(view):
             outcome.blocked.append(
                 f"the record of {view.name} still names {', '.join(sorted(named)) or 'somebody'}"
             )
@@ -176,12 +212,17 @@ class Actions:
         )
 
     async def _discard(self, action: planned.DiscardVolume, state: ClusterState, outcome: Outcome) -> None:
-        verdict = may_discard(action.pod, await self.view(state, action.group))
+        view = await self.view(state, action.group)
+        verdict = may_discard(action.pod, view)
         if not verdict.may:
             outcome.blocked.append(f"the volume of {action.pod} is not given up now: {verdict.why}")
             return
-        # The claim first: it ends when its pod does, and the pod that comes then makes a new one.
         namespace = state.spec.namespace
+        claim = await self._kube.get(CLAIM, namespace, claim_name(action.pod))
+        if claim is None or not await self._volumes.why_lost(claim, view.pods.get(action.pod)):
+            outcome.blocked.append(f"the volume of {action.pod} is not given up: it is there again")
+            return
+        # The claim first: it ends when its pod does, and the pod that comes then makes a new one.
         await self._kube.delete(CLAIM, namespace, claim_name(action.pod), uid=action.claim_uid)
         await self._kube.delete(POD, namespace, action.pod, uid=action.uid)
         await self._events.post(state.resource, "VolumeGivenUp", action.why, is_warning=True)

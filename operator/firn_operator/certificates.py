@@ -16,6 +16,8 @@ that an operator that ends between any two goes on where it was:
    has read it;
 3. ``next`` signs from now on: certificates of the CA before are made anew, and that one is trusted until it expires.
 
+A CA whose Secret is lost is followed by a new one in the same way: what it signed is kept until all trust the new one.
+
 Invariant: whatever was written so far, a certificate in any Secret is signed by a CA that every ``ca.crt`` has had for
 ``SPREAD`` or from its beginning. So no handshake fails on the way.
 """
@@ -105,42 +107,57 @@ def plan_certificates(
     old, stage = _old(ca_secret, now), _stage(ca_secret)
     why = ""
     if signs is None or signs.certificate.not_valid_after_utc <= now:
-        signs, coming, old, stage = make_ca(cluster.name, now), None, _known(secrets, now), ""
-        why = "the cluster has no CA that is valid"
+        signs, coming, old = make_ca(cluster.name, now), None, _known(secrets, now)
+        # Where nobody trusts anything yet, nobody has to learn of the new one first.
+        stage, why = "" if old else (now - SPREAD).isoformat(), "the cluster has no CA that is valid"
     elif coming is None and is_due(signs.certificate, now):
         coming, stage, why = make_ca(cluster.name, now), "", "the CA is two thirds through its life"
-    elif coming is not None:
-        bundle = bundle_of(signs, coming, old)
-        if not stage and _is_spread(cluster, pods, secrets, trust_map, bundle):
-            stage, why = now.isoformat(), "the next CA is trusted everywhere"
-        elif stage and now >= datetime.fromisoformat(stage) + SPREAD:
-            old, signs, coming, stage = (*old, signs.certificate), coming, None, ""
-            why = "the next CA signs from now on"
+    elif not stage and _is_spread(cluster, pods, secrets, trust_map, bundle_of(signs, coming, old)):
+        stage, why = now.isoformat(), "the newest CA is in every bundle"
+    elif coming is not None and _is_trusted(stage, now):
+        old, signs, coming, why = (*old, signs.certificate), coming, None, "the next CA signs from now on"
     bundle = bundle_of(signs, coming, old)
+    good = {signs.certificate.subject}
+    if coming is None and not _is_trusted(stage, now):
+        good |= {
+            each.subject for each in old
+        }  # a CA that was lost: what it signed is good until all know the new one
+    authority = _Authority(signs, bundle, frozenset(good))
     if why:
-        writes.append(
-            SecretWrite(
-                ca_name(cluster.name), _ca_data(signs, coming, old), _version(ca_secret), why, stage=stage
-            )
-        )
-    if admin := _plan_admin(cluster, secrets, signs, bundle, now):
+        data = _ca_data(signs, coming, old)
+        writes.append(SecretWrite(ca_name(cluster.name), data, _version(ca_secret), why, stage=stage))
+    if admin := _plan_admin(cluster, secrets, authority, now):
         writes.append(admin)
     for group, count in sorted(pods.items()):
-        if write := _plan_group(cluster, group, count, secrets, signs, bundle, now):
+        if write := _plan_group(cluster, group, count, secrets, authority, now):
             writes.append(write)
-    waits = coming is not None
+    waits = not _is_trusted(stage, now)
     return CertificatePlan(tuple(writes), bundle, timedelta(minutes=1) if waits else LOOK_AGAIN)
 
 
+@dataclass(frozen=True, slots=True)
+class _Authority:
+    """Who signs, what is trusted, and the names of the CAs whose certificates are still good."""
+
+    signs: Pair
+    bundle: str
+    good: frozenset[x509.Name]
+
+
+def _is_trusted(stage: str, now: datetime) -> bool:
+    """Whether the newest CA has been in every bundle for long enough."""
+    return bool(stage) and now >= datetime.fromisoformat(stage) + SPREAD
+
+
 def _plan_admin(
-    cluster: ClusterSpec, secrets: Mapping[str, Obj], signs: Pair, bundle: str, now: datetime
+    cluster: ClusterSpec, secrets: Mapping[str, Obj], authority: _Authority, now: datetime
 ) -> SecretWrite | None:
     name = admin_name(cluster.name)
     secret = secrets.get(name)
-    kept = _kept(_pair(secret, "tls"), signs, now)
+    kept, bundle = _kept(_pair(secret, "tls"), authority, now), authority.bundle
     if kept is not None and _text(secret, "ca.crt") == bundle:
         return None
-    pair = kept or make_admin(signs, now)
+    pair = kept or make_admin(authority.signs, now)
     data = {"tls.crt": pair.certificate_pem, "tls.key": pair.key_pem, "ca.crt": bundle.encode()}
     return SecretWrite(
         name,
@@ -155,19 +172,19 @@ def _plan_group(
     group: int,
     count: int,
     secrets: Mapping[str, Obj],
-    signs: Pair,
-    bundle: str,
+    authority: _Authority,
     now: datetime,
 ) -> SecretWrite | None:
     name = group_name(cluster.name, group)
     secret = secrets.get(tls_name(name))
+    bundle = authority.bundle
     data: dict[str, bytes] = {"ca.crt": bundle.encode()}
     made = []
     for ordinal in range(count):
         pod = pod_name(name, ordinal)
-        pair = _kept(_pair(secret, pod), signs, now)
+        pair = _kept(_pair(secret, pod), authority, now)
         if pair is None:
-            pair = make_node(signs, pod, hosts_of(cluster, name, pod), now)
+            pair = make_node(authority.signs, pod, hosts_of(cluster, name, pod), now)
             made.append(pod)
         data[f"{pod}.crt"], data[f"{pod}.key"] = pair.certificate_pem, pair.key_pem
     if not made and secret is not None and _text(secret, "ca.crt") == bundle and _keys(secret) >= data.keys():
@@ -221,11 +238,11 @@ def _ca_data(signs: Pair, coming: Pair | None, old: Sequence[x509.Certificate]) 
     }  # fmt: skip
 
 
-def _kept(pair: Pair | None, signs: Pair, now: datetime) -> Pair | None:
-    """The pair, unless it is due or not of this CA."""
+def _kept(pair: Pair | None, authority: _Authority, now: datetime) -> Pair | None:
+    """The pair, unless it is due or not of a CA that is good."""
     if pair is None or is_due(pair.certificate, now):
         return None
-    return pair if pair.certificate.issuer == signs.certificate.subject else None
+    return pair if pair.certificate.issuer in authority.good else None
 
 
 def _known(secrets: Mapping[str, Obj], now: datetime) -> tuple[x509.Certificate, ...]:

@@ -24,7 +24,7 @@ from firn_operator.kube import (
     namespace_of,
 )  # fmt: skip
 from firn_operator.names import SELECTOR
-from firn_operator.observe import Cache, cluster_of, is_draining
+from firn_operator.observe import Cache, cluster_of, trimmed
 from firn_operator.queue import WorkQueue
 from firn_operator.reconcile import Key, What
 from firn_operator.spec import parse_topic
@@ -79,7 +79,7 @@ class Feed:
         elif kind == COMPACTION.kind:
             yield Key("compaction", namespace, name)
         elif kind == NODE.kind:
-            if is_gone or old is None or is_draining(old) != is_draining(obj):
+            if is_gone or old is None or trimmed(old)["spec"] != trimmed(obj)["spec"]:
                 yield from self._clusters_on(name)
         elif (cluster := cluster_of(obj)) is not None:
             yield Key("cluster", namespace, cluster)

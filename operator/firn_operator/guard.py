@@ -71,6 +71,7 @@ class GroupView:
     min_in_sync: int  # the largest of the group's topics
     record: RecordView | None
     pods: Mapping[str, PodView]
+    has_lease: bool = True  # False: the record is lost with its place, which is never so in a new group
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def may_stop(node: str, group: GroupView) -> Verdict:
         return Verdict(True, f"{node} does not run")
     if pod.is_leaving:
         return Verdict(False, f"{node} is on its way out already")
-    if record is not None and not record.is_known:
+    if not has_record(group):
         return Verdict(False, f"the record of {group.name} cannot be read: a person must look")
     if record is None or node not in record.members:
         return Verdict(True, f"{node} is no member of {group.name}")
@@ -114,6 +115,11 @@ def may_stop(node: str, group: GroupView) -> Verdict:
     if len(staying) < needed:
         return Verdict(False, f"{len(staying)} of {group.name} would stay in sync, topics ask for {needed}")
     return Verdict(True, f"{_listed(staying)} of {group.name} stay in sync")
+
+
+def has_record(group: GroupView) -> bool:
+    """Whether it is known what the record says, or that there is none yet."""
+    return group.has_lease and (group.record is None or group.record.is_known)
 
 
 def may_take_over(node: str, group: GroupView) -> Verdict:

@@ -60,6 +60,7 @@ SECRET = Kind("v1", "Secret", "secrets")
 SERVICE_ACCOUNT = Kind("v1", "ServiceAccount", "serviceaccounts")
 EVENT = Kind("v1", "Event", "events")
 NODE = Kind("v1", "Node", "nodes", is_namespaced=False)
+VOLUME = Kind("v1", "PersistentVolume", "persistentvolumes", is_namespaced=False)
 ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
 CLUSTER_ROLE_BINDING = Kind(
@@ -109,6 +110,10 @@ class Kube(Protocol):
         self, kind: Kind, namespace: str, name: str, *, uid: str | None = None, orphan: bool = False
     ) -> None:
         """Ask for the end of an object; with ``uid`` of that one alone (Conflict). One that is gone is no error."""
+        ...
+
+    async def evict(self, namespace: str, pod: str, uid: str) -> bool:
+        """Ask for the end of a pod within its disruption budget; False when that allows none now."""
         ...
 
 
@@ -232,6 +237,18 @@ class RealKube:
         if uid is not None:
             body["preconditions"] = {"uid": uid}
         await self._object("DELETE", kind.path(namespace, name), body=body)
+
+    async def evict(self, namespace: str, pod: str, uid: str) -> bool:
+        body: Obj = {
+            "apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }  # fmt: skip
+        status, answer = await self.request("POST", POD.path(namespace, pod, sub="eviction"), body=body)
+        if status == 429:
+            return False
+        if status >= 400 and status != 404:
+            raise error_of(status, answer)
+        return True
 
 
 async def load_client(context: str | None = None) -> ApiClient:

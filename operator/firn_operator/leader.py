@@ -9,11 +9,13 @@ Invariant: two operators never act in the same moment, as long as no clock runs 
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from random import Random
+from typing import Any, TypeVar
 
 from firn.errors import Conflict, FirnError
+from firn_operator.brokers import Brokers, Way
 from firn_operator.kube import LEASE, Kind, Kube, Obj
 from firn_operator.names import LABEL_NAME
 
@@ -21,6 +23,7 @@ _log = logging.getLogger(__name__)
 
 RENEW_S, ACT_S, TAKE_AFTER_S = 3.0, 10.0, 15.0
 _Clock = Callable[[], float]
+T = TypeVar("T")
 
 
 class Leader:
@@ -42,7 +45,11 @@ class Leader:
 
     def is_leading(self) -> bool:
         """Whether this process may act now."""
-        return self._clock() < self._until
+        return self.left_s() > 0
+
+    def left_s(self) -> float:
+        """For how many seconds more this process may act."""
+        return self._until - self._clock()
 
     async def lead(self) -> None:
         """Return when this process leads."""
@@ -53,8 +60,8 @@ class Leader:
         """Renew for as long as that works; return when this process does not lead any more."""
         while True:
             await asyncio.sleep(RENEW_S * self._randomness.uniform(0.8, 1.0))
-            await self.tick()
-            if not self.is_leading():
+            # Asked before the tick: what was not renewed in time is not taken back as if nothing had been.
+            if not self.is_leading() or not await self.tick():
                 return
 
     async def tick(self) -> bool:
@@ -126,15 +133,28 @@ class Deposed(FirnError):
 
 
 class Fencing:
-    """``Kube`` that writes only while this process leads."""
+    """``Kube`` and ``Brokers`` that change things only while this process leads.
 
-    def __init__(self, kube: Kube, is_leading: Callable[[], bool]) -> None:
+    A request is given up when the time to act is over: what it asked for may still be done, in the time until another
+    operator can have taken over, and not later.
+    """
+
+    def __init__(self, kube: Kube, brokers: Brokers, left_s: Callable[[], float]) -> None:
         self._kube = kube
-        self._is_leading = is_leading
+        self._brokers = brokers
+        self._left_s = left_s
 
-    def _check(self) -> None:
-        if not self._is_leading():
+    async def _while_leading(self, ask: Callable[[], Awaitable[T]]) -> T:
+        left = self._left_s()
+        if left <= 0:
             raise Deposed("this operator does not lead any more")
+        try:
+            async with asyncio.timeout(left):
+                return await ask()
+        except TimeoutError as error:
+            raise Deposed(
+                "this operator leads no more, and it is not known what came of a request"
+            ) from error
 
     async def get(self, kind: Kind, namespace: str, name: str) -> Obj | None:
         return await self._kube.get(kind, namespace, name)
@@ -143,19 +163,30 @@ class Fencing:
         return await self._kube.list(kind, namespace, selector=selector)
 
     async def create(self, kind: Kind, namespace: str, body: Obj) -> Obj:
-        self._check()
-        return await self._kube.create(kind, namespace, body)
+        return await self._while_leading(lambda: self._kube.create(kind, namespace, body))
 
     async def apply(self, kind: Kind, namespace: str, body: Obj, *, sub: str = "") -> Obj | None:
-        self._check()
-        return await self._kube.apply(kind, namespace, body, sub=sub)
+        return await self._while_leading(lambda: self._kube.apply(kind, namespace, body, sub=sub))
 
     async def patch(self, kind: Kind, namespace: str, name: str, body: Obj) -> Obj | None:
-        self._check()
-        return await self._kube.patch(kind, namespace, name, body)
+        return await self._while_leading(lambda: self._kube.patch(kind, namespace, name, body))
 
     async def delete(
         self, kind: Kind, namespace: str, name: str, *, uid: str | None = None, orphan: bool = False
     ) -> None:
-        self._check()
-        await self._kube.delete(kind, namespace, name, uid=uid, orphan=orphan)
+        await self._while_leading(lambda: self._kube.delete(kind, namespace, name, uid=uid, orphan=orphan))
+
+    async def evict(self, namespace: str, pod: str, uid: str) -> bool:
+        return await self._while_leading(lambda: self._kube.evict(namespace, pod, uid))
+
+    async def switch_over(self, way: Way, group: int, to: str) -> None:
+        await self._while_leading(lambda: self._brokers.switch_over(way, group, to))
+
+    async def compact(self, way: Way, topic: str) -> Mapping[str, Any]:
+        return await self._while_leading(lambda: self._brokers.compact(way, topic))
+
+    async def compaction(self, way: Way, topic: str) -> Mapping[str, Any] | None:
+        return await self._brokers.compaction(way, topic)
+
+    async def cancel(self, way: Way, topic: str) -> None:
+        await self._while_leading(lambda: self._brokers.cancel(way, topic))

@@ -81,8 +81,8 @@ def tls_name(group: GroupName) -> str:
 
 
 def reviewer_name(namespace: str, cluster: str) -> str:
-    """Of the ClusterRoleBinding that lets the cluster's brokers ask for TokenReviews."""
-    return f"firn-broker-{namespace}-{cluster}"
+    """Of the ClusterRoleBinding that lets the cluster's brokers ask for TokenReviews; no name has a colon in it."""
+    return f"firn-broker:{namespace}:{cluster}"
 
 
 def host_of(pod: str, group: GroupName, namespace: str) -> str:

@@ -239,7 +239,6 @@ def _selector(cluster: ClusterSpec, group: int) -> dict[str, str]:
 
 def stateful_set(cluster: ClusterSpec, group: int, *, image: str, pods: int) -> Obj:
     name = group_name(cluster.name, group)
-    kept = "Retain" if cluster.keeps_volumes else "Delete"
     claim: Obj = {
         "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": cluster.storage_size}},
@@ -255,7 +254,8 @@ def stateful_set(cluster: ClusterSpec, group: int, *, image: str, pods: int) -> 
             "podManagementPolicy": "Parallel",  # a rebuilding replica holds up nobody
             "updateStrategy": {"type": "OnDelete"},
             "revisionHistoryLimit": 5,
-            "persistentVolumeClaimRetentionPolicy": {"whenDeleted": kept, "whenScaled": kept},
+            # Always: pods also go in hibernation. The operator itself deletes claims, with the cluster, by its policy.
+            "persistentVolumeClaimRetentionPolicy": {"whenDeleted": "Retain", "whenScaled": "Retain"},
             "selector": {"matchLabels": _selector(cluster, group)},
             "template": {
                 "metadata": {"labels": labels, "annotations": _pod_annotations(cluster)},

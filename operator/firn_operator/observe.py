@@ -4,7 +4,7 @@ The cache holds the newest version of each object that a watch, a list or an ans
 version never takes the place of a newer one: an answer to a write may overtake the watch, and events may be reordered.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -148,6 +148,7 @@ class GroupState:
     pods: tuple[PodState, ...]
     claims: Mapping[str, Obj] = field(hash=False)  # by name
     has_lease: bool | None  # None: not looked, because the group is there and so the Lease was made
+    has_foreign_lease: bool = False  # one of its name is there, and is somebody else's
 
     @property
     def status(self) -> Mapping[str, Any]:
@@ -165,7 +166,9 @@ class GroupState:
 
     @property
     def members(self) -> frozenset[str]:
-        return frozenset(str(each["node"]) for each in self.status.get("members") or ())
+        """Those that the record names: a pod that is being rebuilt reports itself before it does."""
+        members = self.status.get("members") or ()
+        return frozenset(str(each["node"]) for each in members if each.get("logId"))
 
     @property
     def revision(self) -> str:
@@ -182,15 +185,33 @@ class ClusterState:
     topics: tuple[TopicWish, ...]
     owned: Mapping[tuple[str, str], Obj] = field(hash=False)  # by kind and name
     secrets: Mapping[str, Obj] = field(hash=False)  # by name
-    draining: frozenset[str]  # names of nodes that are cordoned, or tainted against pods
-    nodes: frozenset[str] | None  # all nodes; None: the operator may not see them
+    draining: frozenset[str]  # names of nodes that are cordoned, or tainted against pods like these
+    lost: Mapping[str, str] = field(hash=False)  # claims whose volume is gone for good, and why
+    foreign: tuple[str, ...] = ()  # Secrets of the cluster's names that are somebody else's
 
 
-def is_draining(node: Obj) -> bool:
+def is_draining(node: Obj, tolerations: Sequence[Mapping[str, Any]] = ()) -> bool:
+    """Whether pods with these tolerations are to leave a node, or come to it no more.
+
+    Taints by which Kubernetes says that a node has trouble are left out: brokers see to that by themselves.
+    """
     spec = node.get("spec") or {}
+    taints = [
+        taint for taint in spec.get("taints") or ()
+        if taint.get("effect") in DRAIN_TAINTS and not str(taint.get("key", "")).startswith("node.kubernetes.io/")
+    ]  # fmt: skip
     return bool(spec.get("unschedulable")) or any(
-        taint.get("effect") in DRAIN_TAINTS for taint in spec.get("taints") or ()
+        not any(_tolerates(each, taint) for each in tolerations) for taint in taints
     )
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, Any]) -> bool:
+    if toleration.get("effect") not in (None, "", taint.get("effect")):
+        return False
+    key = toleration.get("key")
+    if toleration.get("operator") == "Exists":
+        return not key or key == taint.get("key")
+    return key == taint.get("key") and (toleration.get("value") or "") == (taint.get("value") or "")
 
 
 OWNED_NAMES = (
@@ -205,12 +226,14 @@ OWNED_NAMES = (
 
 
 def observe_cluster(
-    cache: Cache, namespace: str, name: str, *, secrets: Mapping[str, Obj], leases: Mapping[str, bool],
-    bindings: Mapping[str, Obj], sees_nodes: bool,
+    cache: Cache, namespace: str, name: str, *, secrets: Mapping[str, Obj], leases: Mapping[str, str | None],
+    bindings: Mapping[str, Obj], lost: Mapping[str, str], foreign: tuple[str, ...] = (),
 ) -> ClusterState | None:  # fmt: skip
     """The state of a cluster; None when there is no such resource.
 
-    ``leases``: by group name, whether it has one, of groups without a BrokerGroup; ``bindings``: ClusterRoleBindings.
+    ``leases``: by group name, of groups without a BrokerGroup: the cluster that their Lease is of, None without one;
+    ``bindings``: ClusterRoleBindings;
+    ``lost``: claims whose volume is gone for good, and why; ``foreign``: Secrets of its names that are not its own.
     """
     resource = cache.get(CLUSTER, namespace, name)
     if resource is None:
@@ -228,13 +251,13 @@ def observe_cluster(
         for kind in OWNED_NAMES for obj in cache.all(_kind(kind), namespace) if cluster_of(obj) == name
     }  # fmt: skip
     owned |= {("ClusterRoleBinding", each): obj for each, obj in bindings.items()}
-    nodes = list(cache.all(NODE))
     topics = [parse_topic(obj) for obj in cache.all(TOPIC, namespace)]
+    tolerations = spec.scheduling.get("tolerations") or ()
     return ClusterState(
         spec, resource, tuple(_group(mine, name, number, leases) for number in numbers),
         tuple(topic for topic in topics if topic.cluster == name), owned, secrets,
-        frozenset(name_of(node) for node in nodes if is_draining(node)),
-        frozenset(name_of(node) for node in nodes) if sees_nodes else None,
+        frozenset(name_of(node) for node in cache.all(NODE) if is_draining(node, tolerations)),
+        lost, foreign,
     )  # fmt: skip
 
 
@@ -251,7 +274,7 @@ def _kind(name: str) -> Kind:
     return KINDS[name]
 
 
-def _group(mine: list[Obj], cluster: str, number: int, leases: Mapping[str, bool]) -> GroupState:
+def _group(mine: list[Obj], cluster: str, number: int, leases: Mapping[str, str | None]) -> GroupState:
     name = group_name(cluster, number)
     of_group = [obj for obj in mine if group_of(obj) == number]
     sets = [obj for obj in of_group if obj["kind"] == "StatefulSet" and name_of(obj) == name]
@@ -260,8 +283,10 @@ def _group(mine: list[Obj], cluster: str, number: int, leases: Mapping[str, bool
         pod_state(obj) for obj in of_group
         if obj["kind"] == "Pod" and obj["metadata"]["labels"].get(LABEL_COMPONENT) == "broker"
     ]  # fmt: skip
+    lease = leases.get(name)
     return GroupState(
         number, name, groups[0] if groups else None, sets[0] if sets else None,
         tuple(sorted(pods, key=lambda pod: pod.ordinal)),
-        {name_of(obj): obj for obj in of_group if obj["kind"] == "PersistentVolumeClaim"}, leases.get(name),
+        {name_of(obj): obj for obj in of_group if obj["kind"] == "PersistentVolumeClaim"},
+        lease is not None if name in leases else None, lease not in (None, cluster),
     )  # fmt: skip

@@ -38,7 +38,6 @@ from firn_operator.same import is_applied, quantity
 from firn_operator.spec import ClusterSpec, min_in_sync_of
 
 STUCK_AFTER = timedelta(minutes=5)  # a pod that is not ready by then is called stuck
-SELECTED_NODE = "volume.kubernetes.io/selected-node"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,7 @@ class Apply:
 
     body: Obj = field(hash=False)
     why: str
+    is_new: bool = False  # none is known: one of this name that is there is somebody else's
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,14 @@ def _wished(group: GroupState) -> int:
 def _plan_shared(state: ClusterState, spec: ClusterSpec, plan: Plan, now: datetime) -> None:
     """Certificates, and the objects of the cluster as a whole."""
     trust = None
-    if not spec.is_insecure:
+    if state.foreign:
+        plan.troubles.append(
+            (
+                "NameTaken",
+                f"the Secrets {', '.join(state.foreign)} are not the operator's; rename these, or the cluster",
+            )
+        )
+    elif not spec.is_insecure:
         published = state.owned.get(("ConfigMap", ca_name(spec.name)))
         shown = str(((published or {}).get("data") or {}).get("ca.crt", "")) or None
         pods = {
@@ -227,9 +234,8 @@ def _apply(live: Obj | None, wanted: Obj, plan: Plan) -> bool:
     if is_applied(live, wanted):
         return False
     what = f"{wanted['kind']} {name_of(wanted)}"
-    plan.actions.append(
-        Apply(wanted, f"{what} is missing" if live is None else f"{what} is not as it is to be")
-    )
+    why = f"{what} is missing" if live is None else f"{what} is not as it is to be"
+    plan.actions.append(Apply(wanted, why, is_new=live is None))
     return True
 
 
@@ -239,6 +245,11 @@ def _running(group: GroupState) -> int:
 
 
 def _plan_group(state: ClusterState, spec: ClusterSpec, group: GroupState, image: str, plan: Plan) -> None:
+    if group.has_foreign_lease:
+        plan.troubles.append(
+            ("NameTaken", f"the Lease {group.name} is not the operator's; rename it, or the cluster")
+        )
+        return
     if group.resource is None and not group.has_lease:
         if group.claims:
             plan.troubles.append((
@@ -359,25 +370,21 @@ def _plan_lost(state: ClusterState, group: GroupState, plan: Plan) -> bool:
     """Give up one volume that is lost, if there is one."""
     for pod in group.pods:
         claim = group.claims.get(claim_name(pod.name))
-        if claim is None or pod.is_leaving or pod.is_running or "deletionTimestamp" in claim["metadata"]:
+        if claim is None or pod.is_leaving or pod.is_running:
             continue
-        if why := _lost(state, pod, claim):
+        # A claim that is going already waits for its pod: somebody ended between the two.
+        why = (
+            "its claim is being deleted"
+            if "deletionTimestamp" in claim["metadata"]
+            else state.lost.get(name_of(claim))
+        )
+        if why:
             plan.actions.append(DiscardVolume(
                 group.number, pod.name, pod.uid, str(claim["metadata"].get("uid", "")),
                 f"the volume of {pod.name} is lost ({why}): it is rebuilt from the master of {group.name}",
             ))  # fmt: skip
             return True
     return False
-
-
-def _lost(state: ClusterState, pod: PodState, claim: Obj) -> str:
-    """Why a pod's volume is gone for good; empty: it is not known to be."""
-    if (claim.get("status") or {}).get("phase") == "Lost":
-        return "its claim is bound to a volume that is no more"
-    node = (claim["metadata"].get("annotations") or {}).get(SELECTED_NODE)
-    if not pod.node and node and state.nodes is not None and node not in state.nodes:
-        return f"it was on the node {node}, which is no more"
-    return ""
 
 
 def _plan_restart(
@@ -399,19 +406,23 @@ def _plan_restart(
     if broken:
         _plan_stop(group, broken[-1], "it does not run, and is not as it is wished", plan)
         return True
+    standbys = [pod for pod in outdated if pod.name != group.master]
+    # Those that nothing rests on come first: what is wrong with them may be what the change mends.
+    weak = [pod for pod in standbys if group.status and pod.name not in group.in_sync]
+    if weak:
+        _plan_stop(group, weak[-1], "it is not as it is wished, and not in sync", plan)
+        return True
     if waits := _unsettled(spec, group, outdated):
         plan.waits.append(waits)
         return True
-    standbys = [pod for pod in outdated if pod.name != group.master]
     if standbys:
         _plan_stop(group, standbys[-1], "it is not as it is wished", plan)
     elif len(group.pods) == 1:
         _plan_stop(group, outdated[0], "it is not as it is wished, and the only replica", plan)
     else:
-        renewed = [
-            pod for pod in group.pods if pod.revision == group.revision and pod.node not in state.draining
-        ]
-        _plan_switch(group, renewed, "it is the last that is not as it is wished", plan)
+        renewed = [pod for pod in group.pods if pod.revision == group.revision]
+        staying = [pod for pod in renewed if pod.node not in state.draining]
+        _plan_switch(group, staying or renewed, "it is the last that is not as it is wished", plan)
     return True
 
 
@@ -436,7 +447,7 @@ def _unsettled(spec: ClusterSpec, group: GroupState, outdated: Sequence[PodState
     if group.status and group.master is None:
         return f"{group.name} has no master at the moment"
     behind = sorted(pod.name for pod in group.pods if group.status and pod.name not in group.in_sync)
-    if behind and not any(pod.name in behind for pod in outdated if pod.name != group.master):
+    if behind:
         return f"{', '.join(behind)} catches up before the next one restarts"
     return ""
 
@@ -472,11 +483,14 @@ def _plan_deletion(state: ClusterState) -> Plan:
         plan.waits.append(f"{', '.join(pods) or 'the StatefulSets'} end before anything else goes")
         return plan
     if not spec.keeps_volumes:
-        for group in state.groups:
-            plan.actions += [
-                Delete(CLAIM, claim, "storage.deletionPolicy is Delete") for claim in sorted(group.claims)
-            ]
-            plan.actions.append(Delete(LEASE, group.name, "its record goes with the volumes"))
+        claims = [claim for group in state.groups for claim in sorted(group.claims)]
+        if claims:
+            plan.actions += [Delete(CLAIM, claim, "storage.deletionPolicy is Delete") for claim in claims]
+            plan.waits.append("the volumes go before the records that describe them")
+            return plan
+        plan.actions += [
+            Delete(LEASE, group.name, "its record goes with the volumes") for group in state.groups
+        ]
     plan.actions += [
         Delete(GROUP, group.name, "the cluster is being deleted")
         for group in state.groups
@@ -531,11 +545,16 @@ def _ready(state: ClusterState, plan: Plan) -> Condition:
 
 
 def _progressing(plan: Plan, blocked: Sequence[str]) -> Condition:
-    said = [*blocked, *plan.waits, *(action.why for action in plan.actions)]
+    """What takes longer than this pass: an object that was applied is as it is to be."""
+    lasting = [
+        action.why
+        for action in plan.actions
+        if not isinstance(action, Apply | WriteSecret | Finalize | MakeLease)
+    ]
+    said = [*blocked, *plan.waits, *lasting]
     if said:
-        return Condition(
-            PROGRESSING, True, plan.phase if plan.phase != "Running" else "Reconciling", "; ".join(said[:4])
-        )
+        reason = plan.phase if plan.phase != "Running" else "Reconciling"
+        return Condition(PROGRESSING, True, reason, "; ".join(said[:4]))
     return Condition(PROGRESSING, False, "Settled", "everything is as it is wished")
 
 

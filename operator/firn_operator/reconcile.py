@@ -30,18 +30,21 @@ from firn_operator.names import (
     CLUSTER_NAME_MAX,
     LABEL_CLUSTER,
     LABEL_COMPONENT,
-    SELECTOR,
     admin_name,
     ca_name,
+    claim_name,
+    group_labels,
     group_name,
+    pod_name,
     reviewer_name,
     tls_name,
 )  # fmt: skip
-from firn_operator.observe import Cache, ClusterState, GroupState, observe_cluster
+from firn_operator.observe import Cache, ClusterState, GroupState, cluster_of, observe_cluster
 from firn_operator.plan import Plan, cluster_conditions, plan_cluster
 from firn_operator.secrets import Secrets
-from firn_operator.spec import parse_cluster, parse_topic
+from firn_operator.spec import ClusterSpec, parse_cluster, parse_topic
 from firn_operator.topics import TopicState, groups_of, plan_topic
+from firn_operator.volumes import Volumes
 
 _log = logging.getLogger(__name__)
 
@@ -77,12 +80,12 @@ class Reconciler:
         self._kube = kube
         self.cache = cache
         self._default_image = default_image
-        self._sees_nodes = sees_nodes
         self._now = now
         self._note = note
         self._secrets = Secrets(kube, clock)
         self._events = Events(kube)
-        self._actions = Actions(kube, brokers, note, self._secrets, self._events)
+        self._volumes = Volumes(kube, cache, now, sees_nodes=sees_nodes)
+        self._actions = Actions(kube, brokers, note, self._secrets, self._events, self._volumes)
 
     async def work(self, key: Key) -> float | None:
         """One pass; seconds until the next one without a cause, None: never."""
@@ -100,7 +103,7 @@ class Reconciler:
         if resource is None or len(name) > CLUSTER_NAME_MAX:
             return None
         spec = parse_cluster(resource)
-        secrets: Mapping[str, Obj] = {}
+        secrets: dict[str, Obj] = {}
         bindings: Mapping[str, Obj] = {}
         if not spec.is_insecure and not spec.id.is_deleting:
             names = [
@@ -110,15 +113,9 @@ class Reconciler:
             ]
             secrets = await self._secrets.read(namespace, names)
             bindings = await self._secrets.bindings([reviewer_name(namespace, name)])
-        leases: dict[str, bool] = {}
-        for number in range(spec.groups):
-            group = group_name(name, number)
-            if self.cache.get(GROUP, namespace, group) is None:
-                leases[group] = await self._kube.get(LEASE, namespace, group) is not None
-                for claim in await self._kube.list(
-                    CLAIM, namespace, selector=f"{SELECTOR},{LABEL_CLUSTER}={name}"
-                ):
-                    self.cache.put(claim)
+        foreign = tuple(each for each, secret in sorted(secrets.items()) if cluster_of(secret) != name)
+        leases = {} if spec.id.is_deleting else await self._leases(spec)
+        lost = {} if spec.id.is_deleting else await self._volumes.lost(namespace, name)
         return observe_cluster(
             self.cache,
             namespace,
@@ -126,8 +123,28 @@ class Reconciler:
             secrets=secrets,
             leases=leases,
             bindings=bindings,
-            sees_nodes=self._sees_nodes,
+            lost=lost,
+            foreign=foreign,
         )
+
+    async def _leases(self, spec: ClusterSpec) -> dict[str, str | None]:
+        """Of groups that have no BrokerGroup: whose their Lease is; their claims are put into the cache.
+
+        Also claims without labels count, which somebody restored or bound by hand: they are looked up by name.
+        """
+        found: dict[str, str | None] = {}
+        for number in range(spec.groups):
+            group = group_name(spec.name, number)
+            if self.cache.get(GROUP, spec.namespace, group) is not None:
+                continue
+            lease = await self._kube.get(LEASE, spec.namespace, group)
+            found[group] = None if lease is None else cluster_of(lease) or ""
+            for ordinal in range(spec.replicas):
+                claim = await self._kube.get(CLAIM, spec.namespace, claim_name(pod_name(group, ordinal)))
+                if claim is not None:
+                    labels = {**(claim["metadata"].get("labels") or {}), **group_labels(spec.name, number)}
+                    self.cache.put({**claim, "metadata": {**claim["metadata"], "labels": labels}})
+        return found
 
     async def plan(self, namespace: str, name: str) -> tuple[ClusterState, Plan] | None:
         state = await self.observe(namespace, name)
@@ -143,7 +160,7 @@ class Reconciler:
         outcome = await self._actions.run(plan.actions, key.namespace, state)
         if outcome.is_stale:
             self._secrets.forget_all(key.namespace)
-        plan.troubles += outcome.failed
+        plan.troubles[:0] = outcome.failed  # what somebody must mend comes first
         if not state.spec.id.is_deleting or plan.waits:
             for group in state.groups:
                 await self._group_status(state, group, plan)
@@ -190,7 +207,11 @@ class Reconciler:
         outcome = await self._actions.run(plan.actions, key.namespace, None)
         current = self.cache.get(TOPIC, key.namespace, key.name)
         if plan.status is not None and current is not None and not outcome.is_stale:
-            await self._say(TOPIC, current, plan.status, plan.conditions)
+            conditions = plan.conditions
+            if outcome.failed:
+                refused = Condition(DEGRADED, True, *outcome.failed[0])
+                conditions = [each for each in conditions if each.type != DEGRADED] + [refused]
+            await self._say(TOPIC, current, plan.status, conditions)
         return _again(plan.look_again, outcome)
 
     # Status.

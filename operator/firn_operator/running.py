@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from firn.errors import Forbidden, Unavailable
+from firn.errors import FirnError, Forbidden, Unavailable
 from firn_operator.brokers import Brokers, RealBrokers
 from firn_operator.feed import Feed
 from firn_operator.handlers import watch
@@ -52,13 +52,18 @@ def settings_from(namespaces: str, port: int, lease: str) -> Settings:
     )  # fmt: skip
 
 
+def boot_time() -> float:
+    """Seconds since the machine began, those in which it was suspended included."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Operator:
     """Cache, queue and passes, put together; ``work`` runs them while this process leads."""
 
     def __init__(
         self, kube: Kube, brokers: Brokers, *, image: str, sees_nodes: bool, randomness: random.Random,
         metrics: Metrics | None = None, now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] = boot_time,
     ) -> None:  # fmt: skip
         self.cache = Cache()
         self.metrics = metrics or Metrics()
@@ -98,7 +103,7 @@ class Operator:
             await asyncio.sleep(SWEEP_S * self._randomness.uniform(0.8, 1.2))
             try:
                 await self.sweep()
-            except Unavailable as error:
+            except FirnError as error:
                 _log.warning("sweep: %s", error.message)
 
 
@@ -116,8 +121,9 @@ async def run(settings: Settings) -> None:
     )
     metrics = Metrics()
     sees_nodes = await _may_list_nodes(real)
+    fencing = Fencing(real, RealBrokers(), leader.left_s)
     operator = Operator(
-        Fencing(real, leader.is_leading), RealBrokers(), image=settings.image, sees_nodes=sees_nodes,
+        fencing, fencing, image=settings.image, sees_nodes=sees_nodes,
         randomness=randomness, metrics=metrics,
     )  # fmt: skip
 
@@ -130,7 +136,7 @@ async def run(settings: Settings) -> None:
 
     health = Health(metrics, refresh)
     health.is_leading = leader.is_leading
-    health.since_tick_s = lambda: time.monotonic() - leader.last_tick
+    health.since_tick_s = lambda: boot_time() - leader.last_tick
     health.oldest_running_s = lambda: operator.queue.oldest_running_s
     runner = await serve(health, settings.port)
     stop = asyncio.Event()
@@ -220,9 +226,10 @@ async def show_plan(settings: Settings) -> list[str]:
     real = RealKube(await load_client(), namespaces=settings.namespaces)
     try:
         sees_nodes = await _may_list_nodes(real)
+        fencing = Fencing(real, RealBrokers(), lambda: 0.0)
         operator = Operator(
-            Fencing(real, lambda: False),
-            RealBrokers(),
+            fencing,
+            fencing,
             image=settings.image,
             sees_nodes=sees_nodes,
             randomness=random.Random(0),

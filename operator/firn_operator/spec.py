@@ -79,24 +79,32 @@ class ClusterSpec:
         return self.id.annotations.get(RESTART, "")
 
 
+def _whole(value: Any, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
 def parse_cluster(obj: Obj) -> ClusterSpec:
-    spec = obj.get("spec") or {}
-    storage, security = spec.get("storage") or {}, spec.get("security") or {}
+    spec = _mapping(obj.get("spec"))
+    storage, security = _mapping(spec.get("storage")), _mapping(spec.get("security"))
     return ClusterSpec(
         id=identity_of(obj),
-        groups=int(spec.get("groups", 1)),
-        replicas=int(spec.get("replicas", DEFAULT_REPLICAS)),
+        groups=_whole(spec.get("groups"), 1),
+        replicas=_whole(spec.get("replicas"), DEFAULT_REPLICAS),
         image=str(spec.get("image", "")),
         pull_policy=str(spec.get("imagePullPolicy", "IfNotPresent")),
-        pull_secrets=tuple(str(each["name"]) for each in spec.get("imagePullSecrets") or ()),
+        pull_secrets=tuple(str(each.get("name", "")) for each in spec.get("imagePullSecrets") or ()),
         storage_size=str(storage.get("size", DEFAULT_STORAGE)),
         storage_class=storage.get("className"),
         keeps_volumes=storage.get("deletionPolicy", "Retain") == "Retain",
-        resources=spec.get("resources") or {},
-        config=spec.get("config") or {},
+        resources=_mapping(spec.get("resources")),
+        config=_mapping(spec.get("config")),
         is_insecure=bool(security.get("insecure", False)),
         has_network_policy=bool(security.get("networkPolicy", True)),
-        scheduling=spec.get("scheduling") or {},
+        scheduling=_mapping(spec.get("scheduling")),
     )
 
 
@@ -115,17 +123,21 @@ class TopicWish:
 
 
 def parse_topic(obj: Obj) -> TopicWish:
-    spec = obj.get("spec") or {}
+    spec = _mapping(obj.get("spec"))
     reference = spec.get("clusterRef")
+    least, in_force = (
+        _mapping(spec.get("durability")).get("minInSync"),
+        _mapping(obj.get("status")).get("minInSync"),
+    )
     return TopicWish(
         id=identity_of(obj),
-        cluster=str(reference["name"]) if reference else name_of(obj),
-        has_own_cluster=not reference,
-        brokers=spec.get("brokers") or {},
-        min_in_sync=(spec.get("durability") or {}).get("minInSync"),
-        min_in_sync_in_force=(obj.get("status") or {}).get("minInSync"),
+        cluster=name_of(obj) if reference is None else str(_mapping(reference).get("name", "")),
+        has_own_cluster=reference is None,
+        brokers=_mapping(spec.get("brokers")),
+        min_in_sync=least if isinstance(least, int) else None,
+        min_in_sync_in_force=in_force if isinstance(in_force, int) else None,
         keeps_records=spec.get("deletionPolicy", "Delete") == "Retain",
-        schedule=(spec.get("forceCompaction") or {}).get("schedule"),
+        schedule=_mapping(spec.get("forceCompaction")).get("schedule"),
     )
 
 

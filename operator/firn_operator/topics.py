@@ -70,20 +70,28 @@ def _finalize(topic: TopicWish, finalizers: tuple[str, ...], why: str) -> Finali
     return Finalize(TOPIC, topic.id.name, finalizers, topic.id.resource_version, why)
 
 
-def _plan_own_cluster(state: TopicState, topic: TopicWish, plan: TopicPlan) -> None:
+def _own_cluster(topic: TopicWish) -> Obj:
+    """The BrokerCluster of a topic that names none."""
     meta: Obj = {
         "name": topic.cluster, "namespace": topic.id.namespace, "labels": cluster_labels(topic.cluster),
         "ownerReferences": [
             {"apiVersion": API_VERSION, "kind": "CompactedTopic", "name": topic.id.name, "uid": topic.id.uid}
         ],
     }  # fmt: skip
-    wanted = sealed(
+    return sealed(
         {"apiVersion": API_VERSION, "kind": "BrokerCluster", "metadata": meta, "spec": own_cluster_of(topic)}
     )
-    if state.cluster is not None and not _is_own(state.cluster, topic):
+
+
+def _plan_own_cluster(state: TopicState, topic: TopicWish, plan: TopicPlan) -> None:
+    wanted = _own_cluster(topic)
+    if state.cluster is not None and (
+        not _is_own(state.cluster, topic) or "deletionTimestamp" in state.cluster["metadata"]
+    ):
         return  # somebody made a cluster of this name: it is used as it is
     if not is_applied(state.cluster, wanted):
-        plan.actions.append(Apply(wanted, f"topic {topic.id.name} names no cluster and gets one of its own"))
+        why = f"topic {topic.id.name} names no cluster and gets one of its own"
+        plan.actions.append(Apply(wanted, why, is_new=state.cluster is None))
 
 
 def _is_own(cluster: Obj, topic: TopicWish) -> bool:
@@ -99,7 +107,13 @@ def _plan_deletion(state: TopicState, topic: TopicWish) -> TopicPlan:
     left = tuple(each for each in topic.id.finalizers if each != TOPIC_FINALIZER)
     applied = find(state.resource, APPLIED)
     own = topic.has_own_cluster and state.cluster is not None and _is_own(state.cluster, topic)
-    if own:
+    is_going = state.cluster is not None and "deletionTimestamp" in state.cluster["metadata"]
+    if own and not is_going and not is_applied(state.cluster, _own_cluster(topic)):
+        # What becomes of the volumes is the cluster's to know before it goes: it is deleted by a later pass.
+        plan.actions.append(
+            Apply(_own_cluster(topic), "the cluster learns whether the records are to be kept")
+        )
+    elif own:
         plan.actions.append(
             Delete(
                 CLUSTER, topic.cluster, f"it was made for the topic {topic.id.name}, which is being deleted"
