@@ -54,10 +54,10 @@ class Report:
             ("master killed", f"{self.killed}, {self.acknowledged_at_kill:,} acknowledged"),
             ("master afterwards", self.master_after),
             (
-                "longest gap without an acknowledged write",
+                "longest gap between acknowledged writes",
                 f"{self.gap_seconds:.2f} s",
             ),
-            ("all replicas in sync again, after the load", f"{self.whole_seconds:.1f} s"),
+            ("replicas in sync again, after the load", f"{self.whole_seconds:.1f} s"),
             ("acknowledged records lost", f"{self.lost:,}"),
             ("records doubled", f"{self.doubled:,}"),
             ("live planes after compaction", f"{self.live:,}"),
