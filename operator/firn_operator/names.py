@@ -14,6 +14,7 @@ BROKER_MANAGER = "firn-broker"  # field manager of what the brokers write into s
 
 TOPIC_FINALIZER = "firn.dev/topic"
 CLUSTER_FINALIZER = "firn.dev/cluster"
+COMPACTION_FINALIZER = "firn.dev/compaction"
 
 RECORD = "firn.dev/group-record"  # annotation of a group's Lease
 APPLIED = "firn.dev/applied"  # hash of what the operator applied last

@@ -10,13 +10,25 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
+from firn.errors import NotFound
 from firn_operator.actions import Actions, Note, Outcome
-from firn_operator.brokers import Brokers
+from firn_operator.brokers import Brokers, way_to
+from firn_operator.compactions import (
+    ENDED,
+    LOOK_S,
+    WAIT_S,
+    Run,
+    followed,
+    parse_run,
+    pending,
+    waits_for,
+)  # fmt: skip
 from firn_operator.conditions import DEGRADED, READY, Condition, differs, find, is_true, render
 from firn_operator.events import Events
 from firn_operator.kube import (
     CLAIM,
     CLUSTER,
+    COMPACTION,
     GROUP,
     LEASE,
     TOPIC,
@@ -28,6 +40,7 @@ from firn_operator.kube import (
 )
 from firn_operator.names import (
     CLUSTER_NAME_MAX,
+    COMPACTION_FINALIZER,
     LABEL_CLUSTER,
     LABEL_COMPONENT,
     admin_name,
@@ -40,7 +53,7 @@ from firn_operator.names import (
     tls_name,
 )  # fmt: skip
 from firn_operator.observe import Cache, ClusterState, GroupState, cluster_of, observe_cluster
-from firn_operator.plan import Plan, cluster_conditions, plan_cluster
+from firn_operator.plan import Finalize, Plan, cluster_conditions, plan_cluster
 from firn_operator.secrets import Secrets
 from firn_operator.spec import ClusterSpec, parse_cluster, parse_topic
 from firn_operator.topics import TopicState, groups_of, plan_topic
@@ -82,6 +95,7 @@ class Reconciler:
         self._default_image = default_image
         self._now = now
         self._note = note
+        self._brokers = brokers
         self._secrets = Secrets(kube, clock)
         self._events = Events(kube)
         self._volumes = Volumes(kube, cache, now, sees_nodes=sees_nodes)
@@ -93,7 +107,7 @@ class Reconciler:
             return await self._cluster(key)
         if key.what == "topic":
             return await self._topic(key)
-        return None
+        return await self._compaction(key)
 
     # Clusters.
 
@@ -213,6 +227,79 @@ class Reconciler:
                 conditions = [each for each in conditions if each.type != DEGRADED] + [refused]
             await self._say(TOPIC, current, plan.status, conditions)
         return _again(plan.look_again, outcome)
+
+    # Forced compactions.
+
+    async def _compaction(self, key: Key) -> float | None:
+        resource = self.cache.get(COMPACTION, key.namespace, key.name)
+        if resource is None:
+            return None
+        run, now = parse_run(resource), self._now()
+        if "deletionTimestamp" in resource["metadata"]:
+            return await self._cancel(resource, run)
+        if run.phase in ENDED:
+            left = (run.ended or now) + run.ttl - now
+            if left <= timedelta():
+                await self._kube.delete(COMPACTION, key.namespace, key.name)
+            return max(left.total_seconds(), 1.0)
+        topic = self.cache.get(TOPIC, key.namespace, run.topic)
+        others = [parse_run(each) for each in self.cache.all(COMPACTION, key.namespace)]
+        if run.phase != "Running" and (why := waits_for(run, topic, others)):
+            status, condition = pending(why)
+            await self._say(COMPACTION, resource, status, [condition])
+            return WAIT_S
+        state = await self.observe(key.namespace, parse_topic(topic).cluster) if topic is not None else None
+        if state is None:
+            status, condition = pending(f"the topic {run.topic} or its cluster is gone")
+            await self._say(COMPACTION, resource, status, [condition])
+            return WAIT_S
+        return await self._follow(resource, run, state)
+
+    async def _follow(self, resource: Obj, run: Run, state: ClusterState) -> float:
+        """Begin a run, or look how far it is."""
+        finalizers = tuple(resource["metadata"].get("finalizers") or ())
+        if COMPACTION_FINALIZER not in finalizers:
+            version = str(resource["metadata"]["resourceVersion"])
+            why = "a run that is deleted is cancelled first"
+            wished = Finalize(COMPACTION, run.name, (*finalizers, COMPACTION_FINALIZER), version, why)
+            await self._actions.run([wished], namespace_of(resource), None)
+            return STALE_AGAIN_S
+        way, begun = way_to(state), (resource.get("status") or {}).get("startTime")
+        document = await self._brokers.compaction(way, run.topic) if run.phase == "Running" else None
+        if document is None:
+            document = await self._brokers.compact(way, run.topic)
+            await self._events.post(
+                resource, "CompactionStarted", f"the brokers compact the topic {run.topic}"
+            )
+        now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
+        status, condition = followed(document, str(begun or now), now)
+        await self._say(COMPACTION, resource, status, [condition])
+        if status["phase"] != "Running":
+            reason = "CompactionDone" if condition.state else "CompactionFailed"
+            await self._events.post(resource, reason, condition.message, is_warning=not condition.state)
+        return LOOK_S
+
+    async def _cancel(self, resource: Obj, run: Run) -> float | None:
+        """What a deleted run began is stopped, where somebody can be asked; then it goes."""
+        finalizers = tuple(resource["metadata"].get("finalizers") or ())
+        if COMPACTION_FINALIZER not in finalizers:
+            return None
+        topic = self.cache.get(TOPIC, namespace_of(resource), run.topic)
+        state = (
+            await self.observe(namespace_of(resource), parse_topic(topic).cluster)
+            if topic is not None
+            else None
+        )
+        if run.phase == "Running" and state is not None and any(group.master for group in state.groups):
+            try:
+                await self._brokers.cancel(way_to(state), run.topic)
+            except NotFound:
+                pass  # it has ended, or its master has
+        left = tuple(each for each in finalizers if each != COMPACTION_FINALIZER)
+        version = str(resource["metadata"]["resourceVersion"])
+        wished = Finalize(COMPACTION, run.name, left, version, "nothing of the run is left")
+        outcome = await self._actions.run([wished], namespace_of(resource), None)
+        return STALE_AGAIN_S if outcome.is_stale else None
 
     # Status.
 
