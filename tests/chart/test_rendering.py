@@ -134,7 +134,7 @@ def test_nobody_may_exec_or_list_secrets_or_anything_at_all() -> None:
 def test_with_namespaces_what_is_namespaced_is_granted_there_alone() -> None:
     text = render(RENDERS["two-namespaces"])
     everywhere = {resource for rule in rules(text, "ClusterRole") for resource in rule["resources"]}
-    assert everywhere <= {"nodes", "tokenreviews", "clusterrolebindings", "clusterroles"}
+    assert everywhere <= {"nodes", "persistentvolumes", "tokenreviews", "clusterrolebindings", "clusterroles"}
     roles = [o for o in objects(text) if o["kind"] == "Role" and o["metadata"]["name"] == "firn-operator"]
     assert [role["metadata"]["namespace"] for role in roles] == ["shop", "news"]
     assert roles[0]["rules"] == roles[1]["rules"]
