@@ -115,4 +115,4 @@ def test_hostile_bytes_get_nothing_and_leave_nothing(tmp_path: Path) -> None:
                 writer.write(b"GET /v1/topics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer t\r\n\r\n")
                 assert (await reader.readline()).startswith(b"HTTP/1.1 200")
 
-    run(main, seconds=600)
+    run(main, seconds=600 + INPUTS / 50)
