@@ -5,6 +5,7 @@ history   what the load asked for and was answered, what readers saw
 check     whether a history and the log at its end fit together
 linear    whether the operations on one key can have happened one after another
 load      producers, consumers and clients of single keys, every operation written down
+crowd     thousands of connections, some of them hostile
 links     the network between replicas: proxies that delay, hold back and cut
 faults    what a broker process does when ``$FIRN_FAULTS`` names a file: bad disk, clock, coordinator
 processes the replicas as processes: started, killed, paused, their folders damaged

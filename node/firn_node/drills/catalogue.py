@@ -10,9 +10,12 @@ from typing import Any
 
 from firn.client import Client
 from firn_node.drills import chaos, damage
+from firn_node.drills.crowd import GUESTS, Crowd
+from firn_node.drills.links import HOST
 from firn_node.drills.stage import Stage
 from firn_node.drills.verdict import Bounds, Drill
 
+BYTES_A_GUEST = 64 << 10  # of a broker's memory, should all of a crowd come to one
 DRILLS: dict[str, Drill] = {}
 Story = Callable[[Stage], Awaitable[None]]
 
@@ -88,11 +91,11 @@ async def _kill_master_and_cut(stage: Stage) -> None:
 
 
 @_drill(
-    "rolling-restart", "20", "SIGTERM and start of one replica after another, twice",
+    "rolling-restart", "20", "SIGTERM and start of one replica after another, five times",
     Bounds(gap_s=lambda ttl_s: 2.0),
 )  # fmt: skip
 async def _rolling_restart(stage: Stage) -> None:
-    for _ in range(2):
+    for _ in range(5):
         for node in stage.nodes:
             stage.note(f"SIGTERM {node.name}")
             await node.stop()
@@ -109,6 +112,28 @@ async def _switchovers(stage: Stage) -> None:
             await client.switchover(0, to=to.name)
             await stage.until_healthy()
             await asyncio.sleep(stage.chance.random() * 0.2)
+
+
+@_drill(
+    "crowd", "22",
+    f"SIGKILL of the master before {GUESTS:,} clients, who come back at once; slow readers, oversize frames, garbage",
+    Bounds(gap_s=_failover, elections_min=1, elections_max=1),
+)  # fmt: skip
+async def _crowd(stage: Stage) -> None:
+    empty = max(node.resident_bytes for node in stage.nodes)
+    async with Crowd([node.port for node in stage.nodes], HOST, stage.chance) as crowd:
+        await stage.until(crowd.all_are_inside, "all clients have come in")
+        stage.note(f"{crowd.idle:,} clients are connected")
+        master = await stage.master()
+        await stage.kill(master)
+        await stage.until_master_is_not(master)
+        await stage.until_writes()
+        await stage.until(crowd.all_are_inside, "all clients have come back")
+        await asyncio.sleep(2 * stage.ttl_s)  # while which the new master has to keep its lease
+        most = max(node.resident_bytes for node in stage.nodes)
+        stage.note(f"a broker has {most >> 20} MiB of memory, before the crowd came {empty >> 20} MiB")
+        if most > empty + crowd.count * BYTES_A_GUEST:
+            stage.fail(f"a client costs more than {BYTES_A_GUEST >> 10} KiB")
 
 
 # The network.

@@ -128,6 +128,14 @@ class Node:
             self.is_paused = False
             self._signal(signal.SIGCONT)
 
+    @property
+    def resident_bytes(self) -> int:
+        """Memory of its process; 0 when it is down."""
+        if self._process is None:
+            return 0
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
     def last_words(self) -> str:
         """The last line that it wrote."""
         lines = self._log.read_text(errors="replace").splitlines()
