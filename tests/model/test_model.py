@@ -7,15 +7,17 @@ import re
 import sys
 from inspect import getmembers, isfunction
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from firn_model import __main__ as command
 from firn_model import page
-from firn_model.coverage import CLAUSES_OF, ELSEWHERE, NO_CLAUSE, NO_RUN
+from firn_model.coverage import CLAUSES_OF, ELSEWHERE, NO_CLAUSE, NO_RUN, NO_STEP, STEPS_OF
 from firn_model.runs import DROPPED, HOLDING, LARGE, QUICK, REACHED, RUNS
 from firn_model.tlc import MODEL, configuration, read_output
 from firn_sim.mutations import MUTATIONS
 
+from firn_node.replication.events import Event
 from firn_node.replication.rules import Rules
 
 GROUP = (MODEL / "Group.tla").read_text()
@@ -30,6 +32,13 @@ def test_every_rule_that_a_test_can_switch_off_has_a_run_without_it_or_a_reason(
     methods = {name for name, _ in getmembers(Rules, isfunction) if not name.startswith("_")}
     assert methods == CLAUSES_OF.keys() | NO_CLAUSE.keys()
     assert not CLAUSES_OF.keys() & NO_CLAUSE.keys()
+
+
+def test_every_event_of_the_core_is_a_step_of_the_model_or_has_a_reason() -> None:
+    assert {event.__name__ for event in get_args(Event)} == STEPS_OF.keys() | NO_STEP.keys()
+    assert not STEPS_OF.keys() & NO_STEP.keys()
+    steps = set(re.findall(r"^(\w+)(?:\([\w, ]+\))? ==", GROUP, re.MULTILINE))
+    assert {step for found in STEPS_OF.values() for step in found} <= steps
 
 
 def test_every_clause_of_the_model_stands_for_something_in_the_code() -> None:

@@ -61,3 +61,31 @@ ELSEWHERE: dict[str, str] = {
 
 # Mutations of the simulation without a clause of the same name in the model.
 NO_RUN: dict[str, str] = {}
+
+# Events of ``firn_node.replication.events``, and the steps of the model that stand for them.
+STEPS_OF: dict[str, tuple[str, ...]] = {
+    "Tick": ("Age", "Renew", "Elect", "Change", "StepDown"),
+    "Received": ("Handshake", "Replicate", "LearnCom", "Commit", "Fence", "Say"),
+    "RecordRead": ("Learn", "Act", "Settle", "Elect"),
+    "SwapAnswered": ("Take", "ElectLost"),
+    "MetaStored": ("Start", "CatchUp"),
+    "LogCut": ("Follow",),
+    "Written": ("AppendRec", "AckWritten"),
+    "Durable": ("Fsync", "SyncEnd"),
+    "TopicsChanged": ("InForce",),
+    "SwitchoverAsked": ("Resign",),
+    "DataLossAccepted": ("Force",),
+}
+
+# ... and those without one.
+NO_STEP: dict[str, str] = {
+    "Arriving": "pace: the model gives a stream all the time that it takes",
+    "Released": "retention is not in the model",
+    "Dispatched": "what is committed is dispatched at once: a read that waits for it comes later, as Read may",
+    "StateLoaded": "the log is read with the commit of the epoch start; dropped: loaded",
+    "Rebuilt": "rebuild by messages is not in the model",
+    "LogDamaged": "a disk that forgets is not in the model; who says so leaves, as by LeaveAsked",
+    "LeaveAsked": "Change puts out whom it likes, and who has left takes no further step until it crashes: a node of the "
+    "model need not take any",
+    "RemovalAsked": "Change puts out whom it likes; the members are not in the model",
+}
