@@ -44,6 +44,7 @@ def space(server: ApiServer) -> Iterator[str]:
         helm(server, name, "uninstall", "firn", "--ignore-not-found", "--wait")
         if definitions(server):
             server.kubectl("delete", "crd", *definitions(server))
+        server.kubectl("delete", "clusterrole", "firn-broker", "--ignore-not-found")
 
 
 def helm(server: ApiServer, space: str, *arguments: str) -> str:
@@ -88,6 +89,8 @@ def test_a_release_is_installed_upgraded_rolled_back_and_taken_away_and_topics_s
     left = server.kubectl("get", "deploy,sa,role,rolebinding,pdb,netpol", "-n", space, "-o", "name").split()
     assert [name for name in left if "firn" in name] == []
     assert "firn-operator" not in server.kubectl("get", "clusterrole,clusterrolebinding", "-o", "name")
+    # Clusters that stay go on asking whose a token is.
+    assert server.kubectl("get", "clusterrole", "firn-broker", "-o", "name")
 
     helm(server, space, "install", "firn", str(CHART))
     assert server.kubectl("get", "ct", "flights", "-n", space, "-o", "jsonpath={.metadata.uid}") == uid

@@ -48,6 +48,18 @@ def test_definitions_are_those_of_crds_and_are_kept_at_uninstall() -> None:
     assert rendered == {}
 
 
+def test_the_test_of_a_release_asks_for_nothing_that_an_insecure_cluster_does_not_have() -> None:
+    def volumes(values: dict[str, Any]) -> dict[str, set[str]]:
+        [(_, spec)] = [(where, spec) for where, spec in pod_specs(render(values)) if where.startswith("Pod")]
+        mounted = {mount["name"] for each in spec["containers"] for mount in each["volumeMounts"]}
+        return {"there": {volume["name"] for volume in spec["volumes"]}, "mounted": mounted}
+
+    secure = {"tmp", "ca", "token"}
+    assert volumes({"cluster": {"create": True}}) == {"there": secure, "mounted": secure}
+    insecure = {"cluster": {"create": True, "spec": {"security": {"insecure": True}}}}
+    assert volumes(insecure) == {"there": secure - {"ca"}, "mounted": secure - {"ca"}}
+
+
 def test_definitions_can_be_left_to_somebody_else() -> None:
     assert "CustomResourceDefinition" not in render({"crds": {"install": False}})
 
