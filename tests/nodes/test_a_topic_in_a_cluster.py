@@ -10,7 +10,7 @@ from cluster.api import Json
 from cluster.bare import BareCluster
 from cluster.client import WholeCluster
 from cluster.fixtures import breakable
-from shop_kit import SYSTEM, Shop, install
+from shop_kit import SYSTEM, TOPIC, Shop, install
 
 pytestmark = pytest.mark.cluster
 
@@ -44,6 +44,27 @@ def test_an_applied_topic_takes_writes(shop: Shop) -> None:
     with shop.load() as load:
         load.until_more()
     assert load.refused == []
+
+
+def test_a_pod_writes_and_reads_by_the_token_of_its_own_account(shop: Shop) -> None:
+    shop.cluster.apply(shop.client_pod("reader"), namespace=shop.space)
+    shop.cluster.kubectl("wait", "-n", shop.space, "pod/reader", "--for=condition=Ready", "--timeout=120s")
+    shop.cluster.kubectl(
+        "exec", "-i", "-n", shop.space, "reader", "--", "firn", "produce", TOPIC, input="inside\t1\n"
+    )
+    found = shop.cluster.kubectl("exec", "-n", shop.space, "reader", "--", "firn", "get", TOPIC, "inside")
+    assert found.strip() == "1"
+
+
+def test_a_topic_that_is_deleted_and_applied_again_is_empty(shop: Shop) -> None:
+    with shop.load() as load:
+        load.until_more()
+    before = shop.topic_id()
+    shop.cluster.kubectl("delete", "-n", shop.space, f"compactedtopic/{TOPIC}", "--timeout=120s")
+    shop.apply()
+    shop.until_ready()
+    assert shop.topic_id() != before
+    assert asyncio.run(_table(shop)) == {}
 
 
 def test_the_death_of_the_masters_pod_loses_nothing(shop: Shop) -> None:
@@ -163,6 +184,13 @@ def test_brokers_fail_over_while_there_is_no_operator(shop: Shop) -> None:
 async def _switch_over(shop: Shop, to: str) -> None:
     async with shop.client() as client:
         await client.switchover(0, to=to)
+
+
+async def _table(shop: Shop) -> dict[bytes, bytes]:
+    async with shop.client() as client:
+        table = await client.table(TOPIC)
+        await table.caught_up()
+        return dict(table)
 
 
 def _operators(shop: Shop) -> list[Json]:

@@ -132,6 +132,46 @@ class Shop:
         found = self.cluster.api.get(f"{_GROUP}/{self.space}/brokergroups/{self.group}")
         return str(found.get("status", {}).get("currentMaster", ""))
 
+    def topic_id(self) -> str:
+        found = self.cluster.api.get(f"{_GROUP}/{self.space}/compactedtopics/{TOPIC}")
+        return str(found["status"]["topicId"])
+
+    def client_pod(self, name: str) -> Json:
+        """A pod that waits, with what ``firn`` needs in it to reach the brokers as the namespace's default account."""
+        told = {
+            "FIRN_BROKER": f"{self.name}-bootstrap.{self.space}.svc:7700",
+            "FIRN_TLS_CA": "/etc/firn/ca/ca.crt",
+            "FIRN_TOKEN_FILE": "/etc/firn/token/token",
+        }
+        token = {"serviceAccountToken": {"audience": "firn.dev", "expirationSeconds": 3600, "path": "token"}}
+        container = {
+            "name": "client",
+            "image": images.NODE.reference(),
+            "command": ["sleep", "infinity"],
+            "env": [{"name": key, "value": value} for key, value in told.items()],
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "readOnlyRootFilesystem": True,
+                "capabilities": {"drop": ["ALL"]},
+            },
+            "volumeMounts": [
+                {"name": "ca", "mountPath": "/etc/firn/ca"},
+                {"name": "token", "mountPath": "/etc/firn/token"},
+                {"name": "tmp", "mountPath": "/tmp"},
+            ],
+        }
+        spec = {
+            "terminationGracePeriodSeconds": 1,
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "containers": [container],
+            "volumes": [
+                {"name": "ca", "configMap": {"name": f"{self.name}-ca"}},
+                {"name": "token", "projected": {"sources": [token]}},
+                {"name": "tmp", "emptyDir": {}},
+            ],
+        }
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
     def pod(self, name: str) -> Json:
         """*Errors*: `ApiError`, NotFound."""
         return self.cluster.api.get(f"/api/v1/namespaces/{self.space}/pods/{name}")

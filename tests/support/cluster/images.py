@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from cluster import host
@@ -31,22 +32,28 @@ class Image:
     inputs: tuple[str, ...]
 
     def digest(self) -> str:
-        """The same for the same files, whatever their times."""
-        digest = hashlib.sha256()
-        for path in sorted(self._files()):
-            digest.update(f"{path.relative_to(ROOT)}\0".encode())
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-        return digest.hexdigest()[:16]
+        return _digest((self.dockerfile, *self.inputs))
 
     def reference(self) -> str:
         """What a pod names; another one for every other content, so that a roll has something to roll to."""
         return f"localhost/{self.name}:{self.digest()}"
 
-    def _files(self) -> Iterator[Path]:
-        for name in (self.dockerfile, *self.inputs):
-            path = ROOT / name
-            found = path.rglob("*") if path.is_dir() else [path]
-            yield from (file for file in found if file.is_file() and "__pycache__" not in file.parts)
+
+@cache
+def _digest(inputs: tuple[str, ...]) -> str:
+    """The same for the same files, whatever their times; of the tree as it was when this run first asked."""
+    digest = hashlib.sha256()
+    for path in sorted(_files(inputs)):
+        digest.update(f"{path.relative_to(ROOT)}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _files(inputs: tuple[str, ...]) -> Iterator[Path]:
+    for name in inputs:
+        path = ROOT / name
+        found = path.rglob("*") if path.is_dir() else [path]
+        yield from (file for file in found if file.is_file() and "__pycache__" not in file.parts)
 
 
 _LOCKED = ("pyproject.toml", "uv.lock", "README.md", "LICENSE", ".dockerignore")
