@@ -17,8 +17,9 @@ from firn_operator.plan import Action, Apply, Delete, Finalize
 from firn_operator.same import is_applied, sealed
 from firn_operator.spec import TopicWish, min_in_sync_of, own_cluster_of, parse_cluster, parse_topic
 
-# So long a new topic may take before its status says that it is not there yet: one write less for each that is quick.
-QUIET = timedelta(seconds=10)
+# So long may a new topic be without a status that says it is not there yet, by the reason: one write less for each
+# that the brokers take over meanwhile.
+QUIET = {"Waiting": timedelta(seconds=30), "NoCluster": timedelta(seconds=5)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +62,9 @@ def plan_topic(state: TopicState, *, now: datetime) -> TopicPlan:
     }  # fmt: skip
     ready = plan.conditions[0]
     age = now - parse_time(str(state.resource["metadata"].get("creationTimestamp") or now.isoformat()))
-    if not ready.state and age < QUIET and not (state.resource.get("status") or {}).get("conditions"):
-        plan.status, plan.look_again = None, QUIET - age
+    quiet, said = QUIET.get(ready.reason, timedelta()), find(state.resource, READY)
+    if not ready.state and age < quiet and said is None:
+        plan.status, plan.look_again = None, quiet - age
     return plan
 
 
