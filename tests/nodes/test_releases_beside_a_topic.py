@@ -62,5 +62,7 @@ def test_data_is_there_and_writes_go_on_through_upgrade_rollback_uninstall_and_a
         helm(cluster, "install", "firn", str(CHART), *image_values(), *WAIT)
         load.until_more()
     assert load.refused == []
+    told = helm(cluster, "test", "firn", "--timeout", "300s")
+    assert told.count("Succeeded") == 3, told  # its topic, its account, its pod
     assert cluster.kubectl("get", "ct", "quotes", "-n", shop.space, "-o", "jsonpath={.metadata.uid}") == uid
     shop.until_ready()
