@@ -31,15 +31,21 @@ class SetClock:
 
     def __init__(self, now: datetime | None = None) -> None:
         self.now = now or datetime.now(UTC)
+        self._advanced = 0.0
 
     def wall_ms(self) -> int:
         return int(self.now.timestamp() * 1000)
 
     def monotonic(self) -> float:
-        return RealClock().monotonic()
+        return RealClock().monotonic() + self._advanced
 
     def advance(self, **by: float) -> None:
         self.now += timedelta(**by)
+        self._advanced += timedelta(**by).total_seconds()
+
+    def set_back(self, **by: float) -> None:
+        """As a person does: the time that has passed is another clock's."""
+        self.now -= timedelta(**by)
 
 
 def now() -> datetime:

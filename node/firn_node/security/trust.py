@@ -145,7 +145,7 @@ class Reviews(Protocol):
     """Tokens that somebody else knows the holders of (``tokenreview``)."""
 
     async def prepare(self, digest: bytes, token: str) -> None: ...
-    def find(self, digest: bytes) -> Identity: ...
+    def find(self, digest: bytes) -> Principal: ...
 
 
 @dataclass(slots=True)
@@ -175,16 +175,27 @@ class Caller:
             self._trust, self._identity = trust, known
         return known
 
+    @property
+    def _is_reviewed(self) -> bool:
+        """Whether its token is not of the file; what reviews know counts for a moment, and is asked for each time."""
+        if self.reviews is None or self.digest is None:
+            return False
+        return self.files.current.tokens.find(self.digest) is None
+
     def _prove(self, trust: Trust, now_ms: int) -> Identity | None:
         if self.digest is not None:
-            if self.reviews is not None and trust.tokens.find(self.digest) is None:
-                return self.reviews.find(self.digest)
             return trust.of_token(self.digest, now_ms)
         if self.certificate is not None:
             return trust.of_certificate(self.certificate, now_ms)
         return None
 
     def principal(self) -> Principal | None:
-        """Who it is now; None when no credentials were shown. Errors: as ``identity``."""
+        """Who it is now; None when no credentials were shown. Errors: as ``identity``; Unavailable when those who could
+        say have not said.
+        """
+        if self._is_reviewed:
+            assert self.reviews is not None
+            assert self.digest is not None
+            return self.reviews.find(self.digest)
         found = self.identity()
         return None if found is None else found.principal
