@@ -11,6 +11,9 @@ Invariants:
   thread, the core orders nothing of the log until it knows of their end;
 - a request that was told of by ``written`` ends exactly once: acknowledged, or with an unknown outcome (``requests``);
 - a log that cannot be synced, a bug, or a damaged promise end this process's part in the group for good (``fail``).
+
+Longer than other modules, because each action of the core and each question of the engine has its short method here;
+what takes more than a few lines is a door's.
 """
 
 import asyncio
