@@ -1,0 +1,239 @@
+"""The operator as a process against a real API server: a thousand topics at once, rest, a restart (drill 30)."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cluster import processes
+from cluster.api import Api, ApiError
+from cluster.apiserver import ApiServer
+
+pytestmark = pytest.mark.apiserver
+ROOT = Path(__file__).parents[2]
+TOPICS = 1000
+FIRN = "/apis/firn.dev/v1alpha1"
+Obj = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def space(apiserver: ApiServer) -> Iterator[str]:
+    for path in sorted((ROOT / "crds").glob("*.yaml")):
+        apiserver.apply(path)
+        name = yaml.safe_load(path.read_text())["metadata"]["name"]
+        apiserver.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=60s")
+    rules = [{"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}]
+    role(apiserver, "firn-broker", rules)
+    role(
+        apiserver,
+        "firn-operator",
+        yaml.safe_load((ROOT / "operator/firn_operator/rights.yaml").read_text())["rules"],
+    )
+    with apiserver.namespace() as name:
+        yield name
+
+
+def role(apiserver: ApiServer, name: str, rules: list[Obj]) -> None:
+    body = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRole",
+        "metadata": {"name": name},
+        "rules": rules,
+    }
+    apiserver.apply(body)
+
+
+def account(apiserver: ApiServer, space: str) -> Path:
+    """A kubeconfig of the operator's ServiceAccount, which has its rights and no others."""
+    config = apiserver.account(space, "firn-operator")
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": f"op-{space}"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "firn-operator"},
+        "subjects": [{"kind": "ServiceAccount", "name": "firn-operator", "namespace": space}],
+    }  # fmt: skip
+    apiserver.apply(binding)
+    return config
+
+
+@contextlib.contextmanager
+def operator(config: Path, space: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    environment = {
+        **os.environ, "KUBECONFIG": str(config), "POD_NAMESPACE": space, "POD_NAME": "operator",
+        "FIRN_BROKER_IMAGE": "firn:1",        "PYTHONPATH": os.pathsep.join(sys.path),
+    }  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "firn_operator",
+        "run",
+        "--namespaces",
+        space,
+        "--port",
+        str(processes.free_ports(1)[0]),
+    ]
+    with (
+        log.open("ab") as file,
+        subprocess.Popen(command, env=environment, stderr=file, stdout=file) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+class Brokers(threading.Thread):
+    """What a master of group 0 would write: the record's copy, and of each topic that it has it."""
+
+    def __init__(self, api: Api, space: str) -> None:
+        super().__init__(daemon=True)
+        self._api, self._space = api, space
+        self._stop_asked = threading.Event()
+        self._told: set[tuple[str, int]] = set()
+
+    def run(self) -> None:
+        while not self._stop_asked.wait(0.2):
+            with contextlib.suppress(ApiError, OSError):
+                self._report()
+
+    def stop(self) -> None:
+        self._stop_asked.set()
+        self.join()
+
+    def _report(self) -> None:
+        root = f"{FIRN}/namespaces/{self._space}"
+        nodes = [f"main-0-{number}" for number in range(3)]
+        status = {"epoch": 1, "version": 3, "currentMaster": nodes[0], "inSync": nodes, "members": [
+            {"node": node, "logId": node} for node in nodes
+        ]}  # fmt: skip
+        if ("", 0) not in self._told:
+            self._apply(f"{root}/brokergroups", "BrokerGroup", "main-0", status)
+            self._told.add(("", 0))
+        topics = self._api.get(f"{root}/compactedtopics", limit="2000")["items"]
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(self._take_over, topics))
+
+    def _take_over(self, topic: Obj) -> None:
+        meta = topic["metadata"]
+        key = (meta["uid"], meta["generation"])
+        if key in self._told or self._stop_asked.is_set():
+            return
+        condition = {
+            "type": "Applied", "status": "True", "reason": "Created", "message": "", "observedGeneration": key[1],
+            "lastTransitionTime": meta["creationTimestamp"],
+        }  # fmt: skip
+        where = f"{FIRN}/namespaces/{self._space}/compactedtopics"
+        self._apply(where, "CompactedTopic", meta["name"], {"conditions": [condition]})
+        self._told.add(key)
+
+    def _apply(self, where: str, kind: str, name: str, status: Obj) -> None:
+        body = {"apiVersion": "firn.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "status": status}
+        self._api.patch(f"{where}/{name}/status", body, "apply", fieldManager="firn-broker", force="true")
+
+
+def ready(api: Api, space: str) -> int:
+    topics = api.get(f"{FIRN}/namespaces/{space}/compactedtopics", limit="2000")["items"]
+    return sum(
+        any(
+            each["type"] == "Ready" and each["status"] == "True"
+            for each in (topic.get("status") or {}).get("conditions", [])
+        )
+        for topic in topics
+    )
+
+
+def test_a_thousand_topics_become_ready_and_nothing_is_written_after_that(
+    apiserver: ApiServer, space: str, tmp_path: Path
+) -> None:
+    api, config, log = apiserver.api, account(apiserver, space), tmp_path / "operator.log"
+    root = f"{FIRN}/namespaces/{space}"
+    head = {"apiVersion": "firn.dev/v1alpha1"}
+    api.post(
+        f"{root}/brokerclusters", {**head, "kind": "BrokerCluster", "metadata": {"name": "main"}, "spec": {}}
+    )
+    brokers = Brokers(Api.of(apiserver.kubeconfig), space)
+    brokers.start()
+    try:
+        with operator(config, space, log):
+            apiserver.until(
+                lambda: exists(api, f"/apis/apps/v1/namespaces/{space}/statefulsets/main-0"),
+                "the cluster is made",
+            )
+            mark = apiserver.audit.mark()
+            with ThreadPoolExecutor(8) as pool:
+                for _ in pool.map(
+                    lambda number: api.post(f"{root}/compactedtopics", topic(f"t{number}")), range(TOPICS)
+                ):
+                    pass
+            apiserver.until(lambda: ready(api, space) == TOPICS, "all topics are ready", seconds=300)
+            mine = writes(apiserver, space, mark)
+            per_topic = Counter(each.name for each in mine if each.resource.startswith("compactedtopics"))
+            assert max(per_topic.values()) <= 3, (
+                "its finalizer, that it is ready, and that the brokers are late"
+            )
+            settle(apiserver, space)
+            mark = apiserver.audit.mark()
+        assert writes(apiserver, space, mark) == []
+        with operator(config, space, log):
+            apiserver.until(lambda: log.read_bytes().count(b" leads") == 2, "the next operator leads")
+            settle(apiserver, space)
+        assert [(each.verb, each.resource, each.name) for each in writes(apiserver, space, mark)] == []
+        refused = [each for each in asked(apiserver, space) if each.code == 403]
+        assert refused == []
+    finally:
+        brokers.stop()
+
+
+def topic(name: str) -> Obj:
+    spec = {"clusterRef": {"name": "main"}}
+    return {
+        "apiVersion": "firn.dev/v1alpha1",
+        "kind": "CompactedTopic",
+        "metadata": {"name": name},
+        "spec": spec,
+    }
+
+
+def asked(apiserver: ApiServer, space: str, mark: int = 0) -> list[Any]:
+    who = f"system:serviceaccount:{space}:firn-operator"
+    return [each for each in apiserver.audit.since(mark) if each.user == who]
+
+
+def writes(apiserver: ApiServer, space: str, mark: int) -> list[Any]:
+    """The operator's writes, but for its own Lease."""
+    return [each for each in asked(apiserver, space, mark) if each.is_write and each.name != "firn-operator"]
+
+
+def settle(apiserver: ApiServer, space: str) -> None:
+    """Return when the operator has renewed its Lease three times and written nothing else meanwhile."""
+    mark = apiserver.audit.mark()
+
+    def is_quiet() -> bool:
+        nonlocal mark
+        if writes(apiserver, space, mark):
+            mark = apiserver.audit.mark()
+            return False
+        renewed = [
+            each for each in asked(apiserver, space, mark) if each.name == "firn-operator" and each.is_write
+        ]
+        return len(renewed) >= 3
+
+    apiserver.until(is_quiet, "the operator rests", seconds=200)
+
+
+def exists(api: Api, path: str) -> bool:
+    try:
+        api.get(path)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
