@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 import yaml
-
 from cluster import kubeconfig
 
 Json = dict[str, Any]
