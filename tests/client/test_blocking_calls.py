@@ -22,6 +22,14 @@ def nobody() -> Iterator[str]:
         yield f"127.0.0.1:{server.getsockname()[1]}"
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where the tests run in the background of a shell, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def _tasks(client: blocking.Client) -> list[str]:
     """What the client's loop still works on."""
 
@@ -51,6 +59,7 @@ def test_a_call_that_is_not_waited_for_any_longer_is_given_up(nobody: str) -> No
         producer.abort()
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_ends_a_call_and_the_client_goes_on(nobody: str) -> None:
     with blocking.Client(nobody, timeout=600) as client:
         main = threading.main_thread().ident
