@@ -91,12 +91,11 @@ def _base() -> str:
     if not _buildah("images", "--quiet", _BASE, check=False):
         with tempfile.TemporaryDirectory(prefix="firn-base-") as folder:
             root = Path(folder) / "root"
-            suite = ["bookworm", root]
             quick = (
                 "DPKG_FORCE=unsafe-io"  # no fsync for each file of a folder that is thrown away on a crash
             )
             include = f"--include={_BASE_PACKAGES}"
-            host.run("env", quick, "debootstrap", "--variant=minbase", include, *suite)
+            host.run("env", quick, "debootstrap", "--variant=minbase", include, "bookworm", root)
             for unneeded in ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/locale"):
                 shutil.rmtree(root / unneeded, ignore_errors=True)
             (Path(folder) / "Dockerfile").write_text("FROM scratch\nCOPY root/ /\n")
