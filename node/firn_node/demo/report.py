@@ -1,5 +1,6 @@
 """What the demo counts, and the table at its end."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 
@@ -8,7 +9,38 @@ def say(line: str) -> None:
 
 
 @dataclass(slots=True)
-class Report:
+class Comparisons:
+    """What was compared in a run, and the table of its figures."""
+
+    compared: int = 0
+    mismatches: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def expect(self, holds: bool, otherwise: str) -> None:
+        """Count one comparison; a failed one is a mismatch, the first ten are told."""
+        self.compared += 1
+        if not holds:
+            self.mismatches += 1
+            if len(self.examples) < 10:
+                self.examples.append(otherwise)
+
+    def print_table(self, title: str, rows: Iterable[tuple[str, str]]) -> None:
+        """Print ``rows`` under ``title``, then the examples of what did not match."""
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(title=title, show_header=False, title_justify="left")
+        table.add_column()
+        table.add_column(justify="right")
+        for name, value in rows:
+            table.add_row(name, value)
+        Console(highlight=False).print(table)
+        for example in self.examples:
+            say(f"mismatch: {example}")
+
+
+@dataclass(slots=True)
+class Report(Comparisons):
     """Figures of one run. Sizes in bytes, times in seconds."""
 
     left_out: int = 0
@@ -24,17 +56,6 @@ class Report:
     recovery_seconds: float = 0.0
     acknowledged_at_kill: int = 0
     total_seconds: float = 0.0
-    compared: int = 0
-    mismatches: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    def expect(self, holds: bool, otherwise: str) -> None:
-        """Count one comparison; a failed one is a mismatch, the first ten are told."""
-        self.compared += 1
-        if not holds:
-            self.mismatches += 1
-            if len(self.examples) < 10:
-                self.examples.append(otherwise)
 
     def rows(self) -> list[tuple[str, str]]:
         seconds = max(self.compaction_seconds, 1e-9)
@@ -57,14 +78,4 @@ class Report:
         ]  # fmt: skip
 
     def print(self) -> None:
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(title="firn demo: nycflights13", show_header=False, title_justify="left")
-        table.add_column()
-        table.add_column(justify="right")
-        for name, value in self.rows():
-            table.add_row(name, value)
-        Console(highlight=False).print(table)
-        for example in self.examples:
-            say(f"mismatch: {example}")
+        self.print_table("firn demo: nycflights13", self.rows())

@@ -1,14 +1,14 @@
 """What the demo counts, and the table at its end."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from firn_node.demo.report import say
+from firn_node.demo.report import Comparisons, say
 
 GAP_SECONDS_MAX = 10.0  # leaseTtl is 3 s; the rest is for a busy machine
 
 
 @dataclass(slots=True)
-class Report:
+class Report(Comparisons):
     """Figures of one run. Times in seconds."""
 
     cluster_seconds: float = 0.0
@@ -26,18 +26,7 @@ class Report:
     lost: int = -1  # not counted yet
     doubled: int = -1
     live: int = 0
-    compared: int = 0
-    mismatches: int = 0
-    examples: list[str] = field(default_factory=list)
     total_seconds: float = 0.0
-
-    def expect(self, holds: bool, otherwise: str) -> None:
-        """Count one comparison; a failed one is a mismatch, the first ten are told."""
-        self.compared += 1
-        if not holds:
-            self.mismatches += 1
-            if len(self.examples) < 10:
-                self.examples.append(otherwise)
 
     @property
     def has_failed(self) -> bool:
@@ -53,10 +42,7 @@ class Report:
             ("records produced", f"{self.records:,} in {self.produce_seconds:.1f} s"),
             ("master killed", f"{self.killed}, {self.acknowledged_at_kill:,} acknowledged"),
             ("master afterwards", self.master_after),
-            (
-                "longest gap between acknowledged writes",
-                f"{self.gap_seconds:.2f} s",
-            ),
+            ("longest gap between acknowledged writes", f"{self.gap_seconds:.2f} s"),
             ("replicas in sync again, after the load", f"{self.whole_seconds:.1f} s"),
             ("acknowledged records lost", f"{self.lost:,}"),
             ("records doubled", f"{self.doubled:,}"),
@@ -67,18 +53,6 @@ class Report:
         ]
 
     def print(self) -> None:
-        from rich.console import Console
-        from rich.table import Table
-
-        table = Table(
-            title="firn demo: a master's pod killed under load", show_header=False, title_justify="left"
-        )
-        table.add_column()
-        table.add_column(justify="right")
-        for name, value in self.rows():
-            table.add_row(name, value)
-        Console(highlight=False).print(table)
-        for example in self.examples:
-            say(f"mismatch: {example}")
+        self.print_table("firn demo: a master's pod killed under load", self.rows())
         if not 0 < self.gap_seconds <= GAP_SECONDS_MAX:
             say(f"the gap is not between 0 and {GAP_SECONDS_MAX:g} s")
