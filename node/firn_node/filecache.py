@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from firn_node.disk import Disk, File
+from firn_node.disk import Disk, File, is_in_memory
 
 
 @dataclass(slots=True)
@@ -54,6 +54,16 @@ class FileRange(NamedTuple):
 
     def read(self) -> bytes:
         return self.lease.file.pread(self.size, self.start)
+
+    def is_real(self) -> bool:
+        """Whether the machine can say what of this file is in memory. Releases."""
+        with self.lease as file:
+            return file.fileno() is not None
+
+    def is_in_memory(self) -> bool:
+        """Whether it can be read without a disk; False where nobody can tell. Releases."""
+        with self.lease as file:
+            return is_in_memory(file, self.start, self.size)
 
 
 class FileCache:

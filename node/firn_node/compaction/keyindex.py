@@ -30,8 +30,8 @@ from firn.batch import padded
 from firn.crc import crc32c
 from firn.errors import Corrupt
 from firn_node.compaction.ahead import AHEAD, BLOCKS
-from firn_node.disk import File, gather, is_in_memory
-from firn_node.filecache import FileCache
+from firn_node.disk import File, gather
+from firn_node.filecache import FileCache, FileRange
 from firn_node.kernels.compact import readonly
 from firn_node.kernels.jit import aligned
 from firn_node.kernels.lookup import lookup_newest, near
@@ -180,20 +180,17 @@ class FileKeyIndex:
             for n in range(number + 1, min(number + 1 + BLOCKS, len(self.fences)))
             if not self._is_checked[n]
         ]
-        if not behind:
-            return
-        with self._cache.lease(self.path) as file:
-            is_real = file.fileno() is not None
-        if is_real:
+        if behind and self._range(0, 0).is_real():
             AHEAD.ask(partial(self._check_ahead, behind))
 
     def _check_ahead(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             rows, position = self._extent(number)
-            with self._cache.lease(self.path) as file:
-                is_there = is_in_memory(file, position, rows * ROW_BYTES)
-            if is_there and not self._is_checked[number]:
+            if self._range(position, rows * ROW_BYTES).is_in_memory() and not self._is_checked[number]:
                 self.block(number)
+
+    def _range(self, position: int, size: int) -> FileRange:
+        return FileRange(self._cache.lease(self.path), position, size)
 
     def _rows_near(self, file: File, number: int, hi: int, lo: int, above: int) -> list[int] | None:
         """As ``find``, in a block whose next fence is ``above``; None: they are not where they should be."""

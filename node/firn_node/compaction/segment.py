@@ -46,7 +46,7 @@ from firn_node.compaction.keyindex import (
 )
 from firn_node.compaction.rows import BatchRows, open_rows
 from firn_node.compaction.taking import PLACE_COLUMNS
-from firn_node.disk import Disk, File, is_in_memory
+from firn_node.disk import Disk, File
 from firn_node.filecache import FileCache, FileRange
 
 MAGIC = 0x46535246
@@ -370,26 +370,18 @@ class SegmentReader:
         """As ``rows``, for one key; at a first touch the next batches are checked ahead."""
         is_first = not self._touched[number]
         found = self.rows(number)
-        if is_first and self._is_real():
+        if is_first and self.range(0, 0).is_real():
             for behind in range(number + 1, min(number + 1 + BATCHES, self.layout.batches)):
                 if not self._touched[behind]:
                     AHEAD.ask(partial(self._check_ahead, behind))
         return found
-
-    def _is_real(self) -> bool:
-        """Whether the machine can say what of this file is in memory."""
-        with self._cache.lease(self.path) as file:
-            return file.fileno() is not None
 
     def _check_ahead(self, number: int) -> None:
         entry = self.batches[number]
         size = int(entry["size"])
         if size < BATCH_BYTES_MIN or self._touched[number]:
             return
-        part = self.range(int(entry["position"]), size)
-        with part.lease as file:
-            is_there = is_in_memory(file, part.start, size)
-        if is_there:
+        if self.range(int(entry["position"]), size).is_in_memory():
             self.rows(number)
 
     def _open_rows(self, number: int) -> tuple[BatchRows, int]:

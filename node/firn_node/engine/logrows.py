@@ -24,7 +24,6 @@ from firn_node.compaction.answers import I64
 from firn_node.compaction.log import BLOCK_CACHE
 from firn_node.compaction.rows import BatchRows, open_rows
 from firn_node.compaction.taking import PLACE_COLUMNS, Even, Taking
-from firn_node.disk import is_in_memory
 from firn_node.engine.core import Core
 from firn_node.filecache import FileRange
 from firn_node.log.walk import headers, sound_bytes
@@ -123,8 +122,7 @@ class LogRows:
     def _is_real(self, batch: LogBatch) -> bool:
         """Whether the machine can say what of the log is in memory."""
         try:
-            with self.range(batch.position, batch.size).lease as file:
-                return file.fileno() is not None
+            return self.range(batch.position, batch.size).is_real()
         except OffsetExpired:
             return False
 
@@ -135,10 +133,7 @@ class LogRows:
             if entry is None or entry.base_offset != offset or entry.size < BATCH_BYTES_MIN:
                 return
             if self._known(key, offset) is None:
-                part = self.range(entry.position, entry.size)
-                with part.lease as file:
-                    is_there = is_in_memory(file, part.start, entry.size)
-                if not is_there:
+                if not self.range(entry.position, entry.size).is_in_memory():
                     return
                 self.find(key, offset)
             offset, batches = entry.end_offset, batches - 1
