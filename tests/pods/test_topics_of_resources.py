@@ -258,21 +258,30 @@ def test_a_topic_goes_with_its_resource_and_one_made_again_begins_anew() -> None
     run(test)
 
 
+def at_the_last_look(server: FakeKubernetes, happens: Callable[[], None]) -> list[Asked]:
+    """Let something happen when the resource is read again before its topic goes; what comes back holds that request."""
+    seen: list[Asked] = []
+
+    def disturb(asked: Asked) -> str | None:
+        if asked.method == "GET" and asked.path.endswith("/quotes") and not seen:
+            seen.append(asked)
+            happens()
+        return None
+
+    server.disturb = disturb
+    return seen
+
+
 def test_a_deletion_that_the_server_does_not_know_of_any_more_deletes_nothing() -> None:
     async def test(server: FakeKubernetes, host: Host) -> None:
         server.put(f"{TOPICS}/quotes", resource())
         await until(lambda: applied(server) is not None, "it is made")
-        seen = []
 
-        def disturb(asked: Asked) -> str | None:
-            """At the last look the resource is another one of the same name."""
-            if asked.method == "GET" and asked.path.endswith("/quotes") and not seen:
-                seen.append(asked)
-                server.remove(f"{TOPICS}/quotes")
-                server.put(f"{TOPICS}/quotes", resource())
-            return None
+        def becomes_another_one_of_the_same_name() -> None:
+            server.remove(f"{TOPICS}/quotes")
+            server.put(f"{TOPICS}/quotes", resource())
 
-        server.disturb = disturb
+        seen = at_the_last_look(server, becomes_another_one_of_the_same_name)
         server.put(f"{TOPICS}/quotes", deleting(server.get(f"{TOPICS}/quotes")))
         await until(lambda: seen and applied(server) == ("True", "Created"), "the other one is kept")
         assert [what for what, _ in host.calls] == ["create"]
@@ -284,16 +293,11 @@ def test_a_deletion_that_is_repented_keeps_the_topic() -> None:
     async def test(server: FakeKubernetes, host: Host) -> None:
         server.put(f"{TOPICS}/quotes", resource())
         await until(lambda: applied(server) is not None, "it is made")
-        seen = []
 
-        def disturb(asked: Asked) -> str | None:
-            """At the last look the resource says that its topic is to stay."""
-            if asked.method == "GET" and asked.path.endswith("/quotes") and not seen:
-                seen.append(asked)
-                server.put(f"{TOPICS}/quotes", deleting(resource(deletionPolicy="Retain")))
-            return None
+        def says_that_its_topic_is_to_stay() -> None:
+            server.put(f"{TOPICS}/quotes", deleting(resource(deletionPolicy="Retain")))
 
-        server.disturb = disturb
+        seen = at_the_last_look(server, says_that_its_topic_is_to_stay)
         server.put(f"{TOPICS}/quotes", deleting(server.get(f"{TOPICS}/quotes")))
         server.put(f"{TOPICS}/last", resource("last"))
         await until(lambda: seen and applied(server, "last"), "the other one is made")
