@@ -114,8 +114,9 @@ class Cursor:
         queue: str | None = None,
         target: int | None = None,
         topic_id: int | None = None,
+        keys_only: bool = False,
     ) -> None:
-        """``target``: where ``until_end`` stops if that is fixed (a snapshot's end)."""
+        """``target``: where ``until_end`` stops if that is fixed (a snapshot's end). ``keys_only``: without values."""
         self.partition = partition
         self.offset = offset
         self.since = since
@@ -123,6 +124,7 @@ class Cursor:
         self.tag = tag
         self.queue = queue
         self.topic_id = topic_id
+        self.keys_only = keys_only
         self.end: int | None = None
         self._fixed_target = target
         self._target = target
@@ -187,7 +189,7 @@ class Cursor:
     def _pieces(self, meta: PageMeta, data: Buffer) -> list[Piece]:
         found: list[Piece] = []
         last = -1
-        for item in items(data):
+        for item in items(data, keys_only=self.keys_only):
             batch, header = item.batch, item.batch.header
             batch.verify()
             if header.topic_id != meta.topic_id or header.partition != self.partition:

@@ -40,6 +40,7 @@ class Source:
     tag: str | None = None
     snapshots: tuple[str, ...] = ()  # one a transport of the topic's; none: no snapshot is read
     ids: bool = False  # records of the raw view come with their message ids
+    keys_only: bool = False  # without values; its cursors say so too
     read_from: str | None = None  # the address of the only broker to read from; None: as the transport does
     page_bytes: int = PAGE_BYTES
     prefetch_bytes: int = PREFETCH_BYTES
@@ -157,7 +158,7 @@ class Feed:
             "topic": source.topic, "partition": cursor.partition, "view": source.view, "offset": cursor.offset,
             "since": cursor.since, "queue": source.queue, "tag": source.tag,
             "max_bytes": source.page_bytes, "credit": source.page_bytes, "positions": source.ids,
-            **transport.reading(),
+            "projection": "keys" if source.keys_only else None, **transport.reading(),
         }  # fmt: skip
         started = loop.time()
         try:
@@ -198,7 +199,8 @@ async def read_page(
             "view": source.view, "offset": cursor.offset, "since": cursor.since,
             "snapshot": source.snapshot_of(cursor.partition),
             "queue": source.queue, "tag": source.tag, "max_bytes": max_bytes or source.page_bytes,
-            "wait_ms": wait_ms or None, "positions": "true" if source.ids else None, **transport.reading(),
+            "wait_ms": wait_ms or None, "positions": "true" if source.ids else None,
+            "projection": "keys" if source.keys_only else None, **transport.reading(),
         },
         headers={"Accept": BATCHES_TYPE},
         address=source.read_from,

@@ -1,0 +1,56 @@
+"""One broker process for all tests of this folder, and one Spark session: two tasks at a time, four attempts each."""
+
+import itertools
+import sys
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from firn.client.blocking import Client
+from firn_node.demo.process import BrokerProcess
+from firn_spark.connection import Connection
+from firn_spark.session import session
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    process = BrokerProcess(tmp_path_factory.mktemp("spark-broker"))
+    process.start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture(scope="session")
+def connection(broker: BrokerProcess) -> Connection:
+    return Connection(bootstrap=broker.address)
+
+
+@pytest.fixture(scope="session")
+def client(connection: Connection) -> Iterator[Client]:
+    with connection.client() as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    found = session(
+        "firn-tests",
+        master="local[2,4]",
+        conf={
+            "spark.ui.enabled": "false",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+            "spark.pyspark.python": sys.executable,
+        },
+    )
+    yield found
+    found.stop()
+
+
+@pytest.fixture
+def topic() -> str:
+    """A name that no other test uses."""
+    return f"t{next(_numbers)}"
