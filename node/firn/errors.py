@@ -16,6 +16,8 @@
     │   ├── UnknownPartition
     │   ├── BadOffset
     │   ├── NotFound
+    │   ├── UnknownPlan        of a forced compaction: plan again
+    │   ├── AlreadyUploaded    another statement about this slice is here, and counts
     │   ├── MalformedBatch     structure, checksum or version of a batch
     │   ├── SequenceGap        a producer's batch is missing before this one
     │   ├── Unauthorized       who are you?
@@ -100,6 +102,18 @@ class BadOffset(Invalid):
 
 class NotFound(Invalid):
     code, status = "not_found", 404
+
+
+class UnknownPlan(Invalid):
+    """A plan that was dropped, or is of a master that is no more: ask for a new one."""
+
+    code, status = "unknown_plan", 404
+
+
+class AlreadyUploaded(Invalid):
+    """A statement about this slice is here, and says something else; it counts, and is as true as this one."""
+
+    code, status = "already_uploaded", 409
 
 
 class MalformedBatch(Invalid):

@@ -102,6 +102,7 @@ class BrokerSettings:
     open_files_max: int = 512  # of the data folder, besides RocksDB's
     connections_max: int = 10_000
     snapshot_ttl_ms: int = 600_000  # a snapshot's lease
+    plan_ttl_ms: int = 600_000  # a forced compaction by Spark whose driver is silent for so long is dropped
     producer_expiry_ms: int = 7 * 86_400_000  # a producer's sequences are forgotten after so long unused
     memory: MemorySettings = field(default_factory=MemorySettings)
     security: SecuritySettings = field(default_factory=SecuritySettings)

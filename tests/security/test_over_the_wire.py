@@ -73,6 +73,11 @@ NEEDS = {
     ("POST", f"{_T}/compaction"): COMPACT,
     ("GET", f"{_T}/compaction"): SEE,
     ("DELETE", f"{_T}/compaction"): COMPACT,
+    ("POST", f"{_T}/compaction/plan"): COMPACT,
+    ("GET", f"{_T}/compaction/plan"): SEE,
+    ("PUT", f"{_T}/compaction/plan/{{id}}"): COMPACT,
+    ("DELETE", f"{_T}/compaction/plan/{{id}}"): COMPACT,
+    ("PUT", f"{_T}/compaction/plan/{{id}}/partitions/{{partition}}/slices/{{slice}}"): COMPACT,
     ("POST", f"{_T}/snapshots"): READ,
     ("PUT", f"{_T}/snapshots/{{id}}"): READ,
     ("DELETE", f"{_T}/snapshots/{{id}}"): READ,
@@ -167,7 +172,7 @@ async def stand_in() -> StandIn:
 
 
 def target(pattern: str, topic: str) -> str:
-    values = {"topic": topic, "rest": "k", "partition": "0", "id": "i", "group": "g"}
+    values = {"topic": topic, "rest": "k", "partition": "0", "id": "i", "group": "g", "slice": "0"}
     return pattern.format(**values)
 
 

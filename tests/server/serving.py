@@ -28,6 +28,7 @@ from firn.errors import (
     TopicExists,
     Unavailable,
     UnknownPartition,
+    UnknownPlan,
     UnknownTopic,
 )
 from firn.partitioner import partition_of
@@ -49,6 +50,7 @@ from firn_node.engine.api import (
     TopicInfo,
 )
 from firn_node.filecache import FileCache, FileRange
+from firn_node.plans.upload import Upload
 from firn_node.server import ServerSettings, serve
 from firn_node.settings import BrokerSettings, MemorySettings
 from support.engine_kit import running
@@ -264,6 +266,23 @@ class StandIn:
         if topic not in self.runs:
             raise NotFound("no compaction")
         return self.runs[topic]
+
+    async def open_plan(self, topic: str, *, run: str, slice_records: int) -> tuple[dict[str, Any], bool]:
+        return {"topic_id": self.topic(topic).topic_id, "run": run, "partitions": []}, True
+
+    def plan(self, topic: str) -> dict[str, Any]:
+        self.topic(topic)
+        raise NotFound("no plan")
+
+    def touch_plan(self, topic: str, id: str, progress: dict[str, Any] | None) -> dict[str, Any]:
+        return self.plan(topic)
+
+    async def cancel_plan(self, topic: str, id: str) -> dict[str, Any]:
+        return self.plan(topic)
+
+    def upload_to_plan(self, topic: str, id: str, partition: int, slice: int) -> Upload:
+        self.plan(topic)
+        raise UnknownPlan("no plan")
 
     async def snapshot(self, topic: str) -> SnapshotInfo:
         self.topic(topic)

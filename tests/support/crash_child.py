@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from engine_kit import Kit, settings
+from plan_kit import compact_by_plan, open_plan
 
 from firn.batch import Codecs
 from firn.errors import TopicExists, UnknownTopic
@@ -64,6 +65,11 @@ async def work(folder: str, start: int, index: str) -> None:
             await kit.broker.checkpoint()
         if n % 6 == 5:
             await kit.compact("t", force=n % 12 == 5)
+        if n % 9 == 7:
+            await compact_by_plan(kit, slice_records=8)
+        if n % 27 == 13:
+            plan = await open_plan(kit)
+            await kit.broker.cancel_plan("t", plan["id"])
         if n % 10 == 9:
             await kit.broker._retain()
             await asyncio.to_thread(kit.broker.core.key_query.build_missing, 1)

@@ -20,6 +20,7 @@ from typing import Protocol
 from firn.errors import Corrupt, FirnError, InvariantBroken
 from firn_node import failpoints
 from firn_node.clock import LogClock
+from firn_node.compaction.agreement import Disagreement
 from firn_node.compaction.keyindex import DamagedIndex
 from firn_node.compaction.log import SwapUncertain
 from firn_node.compaction.segment import SPILL_BYTES
@@ -115,6 +116,8 @@ class _Sweep:
             raise
         except Cancelled:
             result.state, result.reason = "cancelled", "cancelled"
+        except Disagreement as error:
+            result.state, result.reason = "disagreement", str(error)
         except Exception as error:  # the boundary of this job: logged, reported, retried by the scheduler
             _log.warning("compaction of partition %d failed", result.partition, exc_info=error)
             result.state, result.reason = "failed", f"{type(error).__name__}: {error}"

@@ -5,9 +5,9 @@ key index is read block by block and reduced to one row per fingerprint (one key
 place), the runs are merged pairwise, older rows lose, then the tombstones that are left are judged. The result
 is bits, one array for all sources: ``dead``, and ``held``: masked tombstones that have older rows elsewhere.
 
-Memory: the bits (2 per row), one key index block of 64 KiB, and the pool: 36 bytes a row, sized so that all of
-it stays within ``memory_bytes``; the pool has at least a quarter of that, and grows only for more than so many
-fingerprints with the same upper 64 bits.
+Memory: the bits (2 per row, 3 with those of the tombstones that are over), one key index block of 64 KiB, and the
+pool: 36 bytes a row, sized so that all of it stays within ``memory_bytes``; the pool has at least a quarter of that,
+and grows only for more than so many fingerprints with the same upper 64 bits.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +54,8 @@ class Decision:
         default_factory=list
     )  # per source: greatest row masked for its time, or -1
     covered: list[int] = field(default_factory=list)  # per cover time: tombstones that are still in it
+    # Where asked for: the tombstones whose time is over, masked before or not; they are dead, not superseded.
+    over: Bits = field(default_factory=lambda: np.zeros(0, np.uint8))
 
 
 class Pool:
@@ -82,9 +84,9 @@ class Pool:
         self.__init__(2 * self.rows)  # type: ignore[misc]
 
 
-def pool_rows(memory_bytes: int, bits: int, rows: int) -> int:
-    """Rows of a pool that keeps a decision over ``bits`` rows within ``memory_bytes``."""
-    left = max(memory_bytes - 2 * (bits // 8) - BLOCK_BYTES, memory_bytes // 4)
+def pool_rows(memory_bytes: int, bits: int, rows: int, *, planes: int = 2) -> int:
+    """Rows of a pool that keeps a decision over ``bits`` rows, ``planes`` times, within ``memory_bytes``."""
+    left = max(memory_bytes - planes * (bits // 8) - BLOCK_BYTES, memory_bytes // 4)
     return min(max(left // POOL_ROW_BYTES, POOL_ROWS_MIN), max(rows, POOL_ROWS_MIN))
 
 
@@ -116,14 +118,18 @@ def decide(
     *,
     masked: Sequence[tuple[int, Bits]] = (),
     check: Callable[[], None] = lambda: None,
+    tells_over: bool = False,
 ) -> Decision:
-    """Judge all rows that take part; sources are given oldest first.
+    """Judge all rows that take part; sources are given oldest first. ``tells_over``: ``Decision.over`` is wanted.
 
     *Shape*: ``masked`` are the masks there are, each with the bit of its row 0, a multiple of 8: no bit is lost.
     *Errors*: DamagedIndex; what ``check`` raises (it is called per block and stops a cancelled job).
     """
     space = bits_bytes(bits)
     decision = Decision(np.zeros(space, np.uint8), np.zeros(space, np.uint8))
+    over = decision.dead
+    if tells_over:
+        over = decision.over = np.zeros(space, np.uint8)
     for at, mask in masked:
         decision.dead[at >> 3 : (at >> 3) + len(mask)] |= mask
     pairs = len(sources[0].cover_rows) if sources else 0
@@ -133,7 +139,7 @@ def decide(
     newest_over = np.full(len(sources), -1, np.int64)
     covered = np.zeros(pairs, np.int64)
     rows = sum(s.rows for s in sources)
-    pool = Pool(pool_rows(memory_bytes, bits, rows))
+    pool = Pool(pool_rows(memory_bytes, bits, rows, planes=3 if tells_over else 2))
     bounds: list[int] = []
 
     def fill(first: int, last: int) -> int | None:
@@ -155,8 +161,11 @@ def decide(
             n = int(ends[runs])
         _, word, source_of = pool.front
         decision.tombstones_over += finish_round(
-            word, source_of, n, cut_row, cover_rows, base, decision.dead, decision.held, newest_over, covered
+            word, source_of, n, cut_row, cover_rows, base, over, decision.held, newest_over, covered
         )
+    if tells_over:  # the newest row of a fingerprint is in ``dead`` only where a mask had it
+        decision.tombstones_over = int(np.bitwise_count(over & ~decision.dead).sum())
+        decision.dead |= over
     decision.newest_over, decision.covered = newest_over.tolist(), covered.tolist()
     return decision
 

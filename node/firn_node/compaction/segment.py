@@ -423,8 +423,16 @@ class SegmentReader:
         first = int(entry["first_offset"])
         if int(entry["last_offset"]) - first + 1 == int(entry["rows"]):
             return first + row - int(entry["first_row"])
-        offsets = self._columns_of(number, "offsets")
-        return int(offsets[row - int(entry["first_row"])])
+        return int(self.offsets(number)[row - int(entry["first_row"])])
+
+    def offsets(self, number: int) -> I64:
+        """The offsets of a batch's rows. *Errors*: Corrupt."""
+        entry = self.batches[number]
+        first, last = int(entry["first_offset"]), int(entry["last_offset"])
+        if last - first + 1 == int(entry["rows"]):
+            return np.arange(first, last + 1)
+        found: I64 = self.read(number, keys_only=True).columns.offsets
+        return found
 
     def row_of(self, offset: int) -> int:
         """The first row whose offset is ``offset`` or above; the number of rows when there is none."""
@@ -438,11 +446,7 @@ class SegmentReader:
             return first_row
         if int(entry["last_offset"]) - first + 1 == int(entry["rows"]):
             return first_row + offset - first
-        return first_row + int(np.searchsorted(self._columns_of(number, "offsets"), offset, "left"))
-
-    def _columns_of(self, number: int, name: str) -> NDArray[Any]:
-        found: NDArray[Any] = getattr(self.read(number, keys_only=True).columns, name)
-        return found
+        return first_row + int(np.searchsorted(self.offsets(number), offset, "left"))
 
     def _load_batches(self) -> NDArray[Any]:
         layout = self.layout

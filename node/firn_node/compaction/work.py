@@ -2,7 +2,7 @@
 
 The steps and what is durable after each:
 
-1. prepare: pin the generation, decide (memory only);
+1. prepare: pin the generation, decide, compare with what Spark has said where it was asked (memory only);
 2. write_clean: clean segments that are written anew, up to the group that the dirty part belongs to;
 3. take: dirty survivors;
 4. finish: key indexes and footers, each new file synced; masks, each synced;
@@ -25,6 +25,7 @@ from firn.errors import Corrupt, Invalid, MalformedBatch
 from firn.survivors import tombstones_end
 from firn_node import failpoints
 from firn_node.compaction import mask as masks
+from firn_node.compaction.agreement import Agreement
 from firn_node.compaction.decide import Decision, Source, decide, settle_held
 from firn_node.compaction.keyindex import ArrayKeyIndex, KeyIndex
 from firn_node.compaction.log import CompactedLog, Pin
@@ -69,6 +70,7 @@ class Job:
     memory_bytes: int  # bounds the decision: pool, masks and a block, see ``decide``
     force: bool
     result: PartitionCompaction
+    agreement: Agreement | None = None  # what the decision must agree with before anything is written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,13 +118,14 @@ class Work:
 
     @classmethod
     def prepare(cls, job: Job, terms: Terms) -> "Work":
-        """*Errors*: Invalid, DamagedIndex (repair, then prepare again), Corrupt, Cancelled."""
+        """*Errors*: Invalid, DamagedIndex (repair, then prepare again), Corrupt, Disagreement, Cancelled."""
         pin = job.log.pin()
         try:
             m = pin.manifest
             now = max(terms.now_ms, m.cover_times[-1][1] if m.cover_times else 0)
             work = cls(job, terms, pin, m.horizon, now)
             work._decide()
+            work._agree()
             work._plan()
         except BaseException:
             pin.release()
@@ -157,7 +160,10 @@ class Work:
         masked = self._clean_sources(cut)
         self._dirty_sources(cut)
         bits = self.dirty_base + self.dirty_rows
-        self.decision = decide(self.sources, bits, job.memory_bytes, masked=masked, check=self.check)
+        self.decision = decide(
+            self.sources, bits, job.memory_bytes, masked=masked, check=self.check,
+            tells_over=job.agreement is not None,
+        )  # fmt: skip
         job.result.rounds = self.decision.rounds
         job.result.tombstones_dropped = self.decision.tombstones_over
 
@@ -201,6 +207,13 @@ class Work:
             at = upto
         if at < job.upto:
             raise Invalid(f"compaction up to {job.upto}: the key rows of offset {at} are missing")
+
+    def _agree(self) -> None:
+        if self.job.agreement is not None:
+            self.job.agreement.check(
+                self.pin.view.segments, self.sources, self.decision, horizon=self.horizon,
+                dirty_base=self.dirty_base, check=self.check,
+            )  # fmt: skip
 
     def _plan(self) -> None:
         """Which segments are written anew, and which of their rows."""

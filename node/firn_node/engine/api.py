@@ -121,7 +121,8 @@ class SnapshotInfo:
     expires_ms: int
 
 
-CompactionState = Literal["waiting", "running", "done", "failed", "cancelled"]
+CompactionState = Literal["waiting", "running", "done", "disagreement", "failed", "cancelled"]
+FINAL_STATES = ("done", "disagreement", "failed", "cancelled")
 
 
 @dataclass(slots=True)
@@ -163,7 +164,7 @@ class CompactionRun:
 
     @property
     def is_done(self) -> bool:
-        return self.is_settled and all(p.state in ("done", "failed", "cancelled") for p in self.partitions)
+        return self.is_settled and all(p.state in FINAL_STATES for p in self.partitions)
 
     def document(self) -> dict[str, Any]:
         return {
@@ -174,7 +175,7 @@ class CompactionRun:
     @property
     def state(self) -> str:
         states = {p.state for p in self.partitions}
-        for state in ("running", "waiting", "failed", "cancelled"):
+        for state in ("running", "waiting", "disagreement", "failed", "cancelled"):
             if state in states:
                 return state if self.is_settled or state == "waiting" else "running"
         return "done" if self.is_settled else "running"

@@ -84,12 +84,15 @@ from firn_node.filecache import FileCache
 from firn_node.index import open_index
 from firn_node.kernels import jit
 from firn_node.log import CommitLog, KeyQueryIndex
+from firn_node.plans.plans import Plans
 from firn_node.rebuild import folder
 from firn_node.settings import BrokerSettings
 
 if TYPE_CHECKING:
     from firn_node.coordinator import Coordinator
     from firn_node.engine.following import Followers, Following
+    from firn_node.plans.plan import Plan
+    from firn_node.plans.upload import Upload
     from firn_node.rebuild.source import Source
     from firn_node.rebuild.standby import Rebuilding
     from firn_node.replication.doors.peers import Dialling
@@ -247,6 +250,11 @@ class Broker:
         self._scheduler = Scheduler(core, self.partitions, self._commits)
         self._topics = Topics(core, self._appender, self._commits)
         self._groups = Groups(core, self.partitions, self._appender, self._commits, self._lookup)
+        self._plans = Plans(
+            core, self.partitions, self._commits, self._scheduler, self._reader.settle, self._sealer.seal,
+            self.in_thread, None if alone else self._topics.force_compaction,
+        )  # fmt: skip
+        await self._plans.load()
         self.knows_states = False
         self._producers_checked = float("-inf")
         core.dispatched_position = max(index.checkpoint, log.start)
@@ -257,6 +265,7 @@ class Broker:
         else:
             await self._replay()
         self._scheduler.start()
+        self._spawn(self._plans.run())
         self._spawn(self._housekeeping())
         self._spawn(self._checkpoints())
         self._spawn(self._scan_states())
@@ -753,6 +762,34 @@ class Broker:
             raise NotFound(f"topic {topic!r} has no compaction to cancel")
         return run
 
+    async def open_plan(self, topic: str, *, run: str, slice_records: int) -> tuple[dict[str, Any], bool]:
+        """The plan of a forced compaction by Spark, and whether it is new: ``firn_node.plans``."""
+        self._check_reading()
+        plan, is_new = await self._plans.open(
+            self.core.catalogue.named(topic), run=run, slice_records=slice_records
+        )
+        return self._plan_document(plan), is_new
+
+    def plan(self, topic: str) -> dict[str, Any]:
+        self._check_reading()
+        return self._plan_document(self._plans.newest(self.core.catalogue.named(topic)))
+
+    def touch_plan(self, topic: str, id: str, progress: dict[str, Any] | None) -> dict[str, Any]:
+        self._check_reading()
+        return self._plan_document(self._plans.touched(self.core.catalogue.named(topic), id, progress))
+
+    async def cancel_plan(self, topic: str, id: str) -> dict[str, Any]:
+        self._check_reading()
+        return self._plan_document(await self._plans.cancel(self.core.catalogue.named(topic), id))
+
+    def upload_to_plan(self, topic: str, id: str, partition: int, slice: int) -> "Upload":
+        self._check_reading()
+        return self._plans.upload(self.core.catalogue.named(topic), id, partition, slice)
+
+    def _plan_document(self, plan: "Plan") -> dict[str, Any]:
+        """``shown``: whoever has dispatched so far has all that the plan is about."""
+        return {**self._plans.document(plan), "shown": self.shown}
+
     async def snapshot(self, topic: str) -> SnapshotInfo:
         self._check_reading()
         info = self.core.catalogue.named(topic)
@@ -879,12 +916,17 @@ class Broker:
         core = self.core
         self._snapshots.drop_topic(topic.topic_id)
         self._scheduler.forget(topic.topic_id)
+        if (dropping := self._plans.topic_deleted(topic.topic_id)) is not None:
+            self._spawn(dropping)
         gone = self.partitions.drop_topic(topic)
         core.index.delete_topic(topic.topic_id)
         self._spawn(self._remove_files(topic.topic_id, gone))
 
     def _compact_by_force(self, topic: TopicInfo) -> None:
-        self._scheduler.request(topic, force=True)
+        if self._plans.has_done(topic):
+            self._scheduler.count_forced(topic, self.core.catalogue.forced[topic.topic_id])
+        else:
+            self._scheduler.request(topic, force=True)
 
     async def _remove_files(self, topic_id: int, gone: list[Partition]) -> None:
         while any(p.compacting or p.sealing for p in gone):
@@ -904,6 +946,7 @@ class Broker:
                 self._snapshots.expire()
                 if self._source is not None:
                     self._source.expire()
+                await self._plans.expire()
                 self._sealer.check_budget()
             if self.knows_states:
                 with self._reported("retention"):

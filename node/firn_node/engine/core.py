@@ -29,6 +29,7 @@ ALERTED = (
     "partitions_parked",
     "compactions_done",
     "compactions_failed",
+    "compactions_disagreement",
 )
 
 

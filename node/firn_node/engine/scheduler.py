@@ -7,14 +7,15 @@ its partition's alone: counted, shown in status with its reason, tried again wit
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from firn.batch import parse_header
-from firn.errors import FirnError
+from firn.errors import FirnError, Unavailable
 from firn_node.compaction import Job, Throttle, compact
-from firn_node.engine.api import CompactionRun, PartitionCompaction, TopicInfo
+from firn_node.compaction.agreement import Agreement
+from firn_node.engine.api import FINAL_STATES, CompactionRun, PartitionCompaction, TopicInfo
 from firn_node.engine.commits import Commits
 from firn_node.engine.core import Core
 from firn_node.engine.due import Due, when_due
@@ -28,16 +29,23 @@ _log = logging.getLogger(__name__)
 _SWEEP_PARTITIONS_MAX = 256
 _BACKOFF_MS = 2_000
 _BACKOFF_MAX_MS = 300_000
+_DISAGREED_MS = (
+    24 * 3_600_000
+)  # a partition whose key index was proven wrong is not compacted because it is due
+_PRESSING = 2.0  # the urgency of what waits for no plan: maxLag, retention, a large backlog
 _SPACING_MS = 5_000  # between two automatic compactions of one partition
 _DISPATCH_WAIT_S = 10.0  # for what was appended before; then a compaction covers what is dispatched
-_FINAL = ("done", "failed", "cancelled")
 
 
 @dataclass(slots=True)
-class _Request:
+class Request:
+    """A compaction that was asked for; ``ended`` once its rows are final."""
+
     run: CompactionRun
     forced: int  # how many compactions by force its topic had been asked for, of which it does the last
     is_cancelled: bool = False
+    agreements: Mapping[int, Agreement] = field(default_factory=dict)  # by partition
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass(slots=True)
@@ -50,6 +58,7 @@ class _Work:
     force: bool
     forced: int = 0
     is_automatic: bool = False
+    agreement: Agreement | None = None
     upto: int = 0
     dirty_before: int = 0
     dirty_left: int = 0
@@ -65,8 +74,10 @@ class Scheduler:
     partitions: Partitions
     commits: Commits
     held_back: set[tuple[int, int]] = field(default_factory=set)  # partitions that hold back retention
-    requests: dict[int, _Request] = field(default_factory=dict)  # the newest asked-for run of each topic
-    _queue: deque[_Request] = field(default_factory=deque)
+    # Whether a partition is about to be compacted by a plan: what is merely due would do the same work before it.
+    is_planned: Callable[[int, int], bool] = lambda topic_id, number: False
+    requests: dict[int, Request] = field(default_factory=dict)  # the newest asked-for run of each topic
+    _queue: deque[Request] = field(default_factory=deque)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _threads: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "firn-compactor"))
     _task: "asyncio.Task[None] | None" = None
@@ -99,11 +110,29 @@ class Scheduler:
         rows = [PartitionCompaction(number) for number in topic.partitions_in(self.core.group)]
         run = CompactionRun(self.core.randomness.bytes(4).hex(), topic.name, topic.topic_id, force, rows)
         run.is_settled = False
-        request = _Request(run, self.core.catalogue.forced.get(topic.topic_id, 0))
+        request = Request(run, self.core.catalogue.forced.get(topic.topic_id, 0))
         self.requests[topic.topic_id] = request
         self._queue.append(request)
         self._wake.set()
         return run
+
+    def request_agreed(
+        self, topic: TopicInfo, rows: list[PartitionCompaction], agreements: Mapping[int, Agreement]
+    ) -> Request:
+        """Ask for partitions to be compacted by force, up to where their agreements reach and only as these say."""
+        run = CompactionRun("", topic.name, topic.topic_id, True, rows, engine="spark", is_settled=False)
+        request = Request(run, 0, agreements=agreements)
+        self._queue.append(request)
+        self._wake.set()
+        return request
+
+    def count_forced(self, topic: TopicInfo, count: int) -> None:
+        """A compaction by force that the topic was asked for is done here already."""
+        for number in topic.partitions_in(self.core.group):
+            state = self.partitions.states.get((topic.topic_id, number))
+            if state is not None and state.forced < count:
+                state.forced = count
+                self.partitions.touched.add((topic.topic_id, number))
 
     def request_forgotten(self) -> None:
         """Ask again for the compactions by force that this broker was asked for and died before it had done them."""
@@ -147,18 +176,19 @@ class Scheduler:
         except TimeoutError:
             pass
 
-    async def _run_request(self, request: _Request) -> None:
+    async def _run_request(self, request: Request) -> None:
         run = request.run
         try:
             for first in range(0, len(run.partitions), _SWEEP_PARTITIONS_MAX):
                 await self._run_group(request, run.partitions[first : first + _SWEEP_PARTITIONS_MAX])
         finally:
             for row in run.partitions:  # whoever waits for the run learns that it is over
-                if row.state not in _FINAL:
+                if row.state not in FINAL_STATES:
                     row.state = "cancelled"
             run.is_settled = True
+            request.ended.set()
 
-    async def _run_group(self, request: _Request, rows: list[PartitionCompaction]) -> None:
+    async def _run_group(self, request: Request, rows: list[PartitionCompaction]) -> None:
         run, works = request.run, []
         topic = self.core.catalogue.by_id.get(run.topic_id)
         for row in rows:
@@ -170,7 +200,12 @@ class Scheduler:
             except (FirnError, OSError) as error:
                 row.state, row.reason = "failed", str(error)
                 continue
-            works.append(_Work(partition, row, with_active=run.force, force=run.force, forced=request.forced))
+            works.append(
+                _Work(
+                    partition, row, with_active=run.force, force=run.force, forced=request.forced,
+                    agreement=request.agreements.get(row.partition),
+                )
+            )  # fmt: skip
         await self._compact(works, lambda: request.is_cancelled)
 
     async def _run_due(self) -> bool:
@@ -209,7 +244,9 @@ class Scheduler:
                 holds_retention=key in self.held_back,
                 active_since_ms=opened.active_since_ms if opened is not None else 0,
             )
-            if due is not None and (opened is None or not opened.compacting):
+            if due is None or (opened is not None and opened.compacting):
+                continue
+            if due.urgency >= _PRESSING or not self.is_planned(*key):
                 found.append((due, topic, key[1]))
         return sorted(found, key=lambda item: -item[0].urgency)
 
@@ -231,11 +268,11 @@ class Scheduler:
             _log.exception("compaction")
             self.core.metrics["scheduler_errors"] += 1
             for work in works:
-                if work.result.state not in _FINAL:
+                if work.result.state not in FINAL_STATES:
                     work.result.state, work.result.reason = "failed", f"{type(error).__name__}: {error}"
         finally:
             for work in works:
-                if work.result.state not in _FINAL:
+                if work.result.state not in FINAL_STATES:
                     work.result.state, work.result.reason = "cancelled", "cancelled"
                 work.partition.compacting = False
                 try:
@@ -290,7 +327,12 @@ class Scheduler:
     def _job(self, work: _Work) -> Job:
         partition, spec = work.partition, work.partition.topic.spec.compaction
         end = work.end if work.with_active else min(work.start, work.end)
-        upto = self._old_enough(partition, end, spec.min_lag_ms)
+        if work.agreement is None:
+            upto = self.old_enough(partition, end, spec.min_lag_ms)
+        elif work.agreement.plan_end <= end:
+            upto = work.agreement.plan_end
+        else:
+            raise Unavailable(f"offsets below {work.agreement.plan_end} are not dispatched here yet")
         work.upto = max(upto, partition.horizon)
         work.result.records_kept_by_min_lag = max(end - work.upto, 0) if spec.min_lag_ms else 0
         active = self._unsealed_rows(work) if work.upto > work.start else []
@@ -305,6 +347,7 @@ class Scheduler:
             memory_bytes=spec.memory_bytes,
             force=work.force,
             result=work.result,
+            agreement=work.agreement,
         )
 
     def _unsealed_rows(self, work: _Work) -> list[KeyRows]:
@@ -325,7 +368,7 @@ class Scheduler:
             return self.partitions.load(work.partition, start, upto).pieces(start, upto)
         return found
 
-    def _old_enough(self, partition: Partition, end: int, min_lag_ms: int) -> int:
+    def old_enough(self, partition: Partition, end: int, min_lag_ms: int) -> int:
         """The end of the offsets whose batches were appended at least ``min_lag_ms`` ago: append times ascend."""
         if min_lag_ms == 0:
             return end
@@ -376,6 +419,12 @@ class Scheduler:
         self.core.metrics[f"compactions_{result.state}"] += 1
         self.core.metrics["compaction_bytes_written"] += result.bytes_written
         self.core.metrics["compaction_bytes_read"] += result.bytes_read
+        if result.state == "disagreement":
+            # By itself it would do soon what it was kept from: first somebody has to look.
+            state.retry_ms = now + _DISAGREED_MS
+            _log.error("compaction of %s/%d: %s", partition.topic.name, partition.number, result.reason)
+        elif result.state == "done" and work.agreement is not None:
+            state.retry_ms = 0
         if result.state == "failed":
             state.failures += 1
             state.retry_ms = now + min(_BACKOFF_MS << min(state.failures, 10), _BACKOFF_MAX_MS)

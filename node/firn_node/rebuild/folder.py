@@ -37,7 +37,7 @@ FOLDER = "rebuild"
 PULLED = f"{FOLDER}/PULLED"
 COMPACTED = f"{FOLDER}/compacted"
 # The identity last: while it is there, the rest is known to be of its log_id.
-_FOLDERS = (FOLDER, "compacted", "index", "log")
+_FOLDERS = (FOLDER, "plans", "compacted", "index", "log")
 _FILES = ("group", "epochs", "identity")
 
 

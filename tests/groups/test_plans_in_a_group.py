@@ -1,0 +1,89 @@
+"""Plans of forced compactions in a broker group: made by the master, told to the standbys by the log."""
+
+from pathlib import Path
+
+import pytest
+from engine_kit import run
+from group_kit import BrokerGroup, Replica, broker_group
+from plan_kit import compact_by_plan, encoded, ended, keys, map_all, open_plan, statement, upload
+
+from firn.errors import FirnError, UnknownPlan
+from firn.topicspec import parse_spec
+
+
+def clean(replica: Replica) -> tuple[int, int]:
+    """The clean rows and the horizon of the topic's one partition."""
+    state = replica.broker.partitions.get(replica.broker.topic("t"), 0).state
+    return state.clean_rows, state.horizon
+
+
+async def filled(group: BrokerGroup) -> Replica:
+    master = await group.until_master()
+    await master.broker.create_topic("t", parse_spec({"durability": {"minInSync": 1}}))
+    for number in range(30):
+        await master.kit.put("t", [(b"k%d" % (number % 5), b"%d" % number)])
+    await group.until_equal()
+    return master
+
+
+def test_every_standby_compacts_by_itself_once_the_plan_is_carried_out_and_the_master_not_twice(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with broker_group(tmp_path, 3) as group:
+            master = await filled(group)
+            found = await compact_by_plan(master.kit)
+            assert [p["state"] for p in found["partitions"]] == ["done"]
+            await group.until(lambda: all(clean(each) == (5, 30) for each in group.up), "all have compacted")
+            assert master.broker.compaction("t") is None
+            for replica in group.replicas:
+                await replica.stop()
+            for replica in group.replicas:
+                await replica.start()
+            await group.until_equal()
+            again = await group.until_master()
+            assert again.broker.compaction("t") is None, "what a plan has done is not asked for again"
+
+    run(story())
+
+
+def test_a_new_master_knows_no_plan_and_a_new_one_is_carried_out_there(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_group(tmp_path, 2) as group:
+            master = await filled(group)
+            plan = await open_plan(master.kit)
+            part = plan["partitions"][0]
+            data = statement(plan, part, 0, await keys(master.kit, "t", 0))
+            [standby] = [each for each in group.up if each is not master]
+            with pytest.raises(FirnError):
+                standby.broker.plan("t")
+            await group.until_in_sync()
+            await master.fail()
+            new = await group.until_master(other_than=master)
+            with pytest.raises(UnknownPlan):
+                await upload(new.kit, plan, part, 0, data)
+            found = await compact_by_plan(new.kit)
+            assert (found["id"] != plan["id"], found["partitions"][0]["state"]) == (True, "done")
+            await master.start()
+            await group.until(lambda: clean(master) == (5, 30), "the old master compacts when it is back")
+
+    run(story())
+
+
+def test_rows_that_a_standby_has_masked_already_are_passed_over(tmp_path: Path) -> None:
+    async def story() -> None:
+        async with broker_group(tmp_path, 2) as group:
+            master = await filled(group)
+            [standby] = [each for each in group.up if each is not master]
+            plan = await open_plan(master.kit)
+            await standby.kit.compact_here("t")
+            seen = [r for segment in standby.broker.partitions.get(standby.broker.topic("t"), 0).log.view.segments
+                    for n in range(len(segment.reader.batches)) for r in segment.reader.offsets(n).tolist()]  # fmt: skip
+            assert seen == [25, 26, 27, 28, 29]
+            part = plan["partitions"][0]
+            await upload(master.kit, plan, part, 0, encoded(plan, part, 0, seen, []))
+            found = (await ended(master.kit))["partitions"][0]
+            assert (found["state"], found["compared"], found["records_after"]) == ("done", 5, 5)
+            await map_all(master.kit, await open_plan(master.kit))
+
+    run(story())

@@ -1,0 +1,250 @@
+"""Forced compactions that somebody else decides: planned, checked against the key index, carried out, dropped."""
+
+import asyncio
+import random
+
+import pytest
+from engine_kit import Kit, run, running
+from plan_kit import compact_by_plan, encoded, ended, keys, map_all, open_plan, said_of, statement, upload
+
+from firn.errors import AlreadyUploaded, Invalid, NotFound, UnknownPlan
+from firn.survivors import survivors
+
+
+async def filled(kit: Kit, *, records: int = 300, keys: int = 20, seed: int = 1, **spec: object) -> None:
+    compaction = {"minDirtyRatio": 1.0, **spec}  # never because it is due
+    await kit.create(partitions=2, compaction=compaction)
+    seeded = random.Random(seed)
+    for partition in range(2):
+        for at in range(0, records, 50):
+            rows = [(b"k%d" % seeded.randrange(keys), b"v%d" % n) for n in range(at, at + 50)]
+            rows = [(k, None if seeded.random() < 0.2 else v) for k, v in rows]
+            await kit.put("t", rows, partition=partition)
+
+
+@pytest.mark.parametrize("retention", ["0s", "24h"])
+@pytest.mark.parametrize("slice_records", [1000, 40])
+@pytest.mark.parametrize("seed", range(3))
+def test_exactly_the_newest_record_of_each_key_is_left(tmp_path, seed, slice_records, retention):
+    async def go():
+        async with running(tmp_path) as kit:
+            await filled(kit, seed=seed, deleteRetention=retention)
+            if seed:
+                await kit.compact("t")
+                await kit.put("t", [(b"k%d" % n, None if n % 3 else b"again") for n in range(8)])
+            raw = [await kit.read("t", view="raw", partition=p) for p in range(2)]
+            view = [await keys(kit, "t", p) for p in range(2)]
+            before = [await kit.map("t", partition=p) for p in range(2)]
+            found = await compact_by_plan(kit, slice_records=slice_records)
+            assert [p["state"] for p in found["partitions"]] == ["done", "done"]
+            assert found["state"] == "done"
+            for p, part in enumerate(found["partitions"]):
+                rows = [(r.offset, r.key, r.value is None) for r in raw[p]]
+                over = part["plan_end"] if retention == "0s" else 0
+                left = survivors(rows, tombstones_end=over)
+                assert [r.offset for r in await kit.read("t", partition=p)] == left
+                assert part["records_after"] == len(left)
+                assert part["compared"] == part["seen"] == part["records"]
+                assert part["seen"] == len(view[p])
+                assert part["dead"] == part["seen"] - len({key for _, key in view[p]})
+                assert part["slices"] == -(-part["records"] // slice_records)
+                assert await kit.map("t", partition=p) == before[p]
+
+    run(go())
+
+
+def test_an_empty_topic_and_one_whose_keys_are_all_deleted_end_with_nothing(tmp_path):
+    async def go():
+        async with running(tmp_path) as kit:
+            await kit.create("t", compaction={"deleteRetention": "0s"})
+            assert [p["state"] for p in (await compact_by_plan(kit))["partitions"]] == ["done"]
+            await kit.put("t", [(b"a", b"1"), (b"b", b"2"), (b"a", None), (b"b", None)])
+            found = (await compact_by_plan(kit))["partitions"][0]
+            assert (found["state"], found["records_after"], found["tombstones_dropped"]) == ("done", 0, 2)
+            again = (await compact_by_plan(kit))["partitions"][0]
+            assert (again["state"], again["records_after"]) == ("done", 0)
+
+    run(go())
+
+
+def test_a_wrong_statement_changes_nothing_and_names_the_offsets(tmp_path):
+    async def go():
+        async with running(tmp_path) as kit:
+            await filled(kit)
+            plan = await open_plan(kit)
+            left, right = plan["partitions"]
+            rows = await keys(kit, "t", 0)
+            seen, dead = said_of(rows, plan_end=left["plan_end"])
+            wrong = dead[3:] + sorted(set(seen) - set(dead))[:1]
+            await upload(kit, plan, left, 0, encoded(plan, left, 0, seen, sorted(wrong)))
+            await upload(kit, plan, right, 0, statement(plan, right, 0, await keys(kit, "t", 1)))
+            generation = kit.broker.partitions.get(kit.broker.topic("t"), 0).log.manifest.generation
+            found = await ended(kit)
+            first, second = found["partitions"]
+            assert first["state"] == "disagreement"
+            assert first["disagreements"] == sorted([*dead[:3], *sorted(set(seen) - set(dead))[:1]])
+            assert str(dead[0]) in first["reason"]
+            assert await keys(kit, "t", 0) == rows, "nothing was changed"
+            assert kit.broker.partitions.get(kit.broker.topic("t"), 0).log.manifest.generation == generation
+            assert second["state"] == "done", "the other partition is none the worse"
+            assert kit.broker.metrics["compactions_disagreement"] == 1
+            assert kit.broker.plan("t")["id"] != (await open_plan(kit))["id"], "another run is another plan"
+
+    run(go())
+
+
+def test_a_partition_that_its_broker_compacts_meanwhile_is_still_compared(tmp_path):
+    async def go():
+        async with running(tmp_path) as kit:
+            await filled(kit)
+            plan = await open_plan(kit)
+            part = plan["partitions"][0]
+            rows = await keys(kit, "t", 0)
+            await kit.put("t", [(b"k1", b"late"), (b"new", b"late")])
+            await kit.compact("t")
+            await map_all(kit, {**plan, "partitions": plan["partitions"][1:]})
+            await upload(kit, plan, part, 0, statement(plan, part, 0, rows))
+            found = (await ended(kit))["partitions"][0]
+            assert found["state"] == "done"
+            assert 0 < found["compared"] < found["seen"], "what is gone is passed over"
+
+    run(go())
+
+
+def test_a_row_that_is_served_here_though_spark_calls_it_dead_is_a_disagreement_behind_the_horizon_too(
+    tmp_path,
+):
+    async def go():
+        async with running(tmp_path) as kit:
+            await kit.create()
+            await kit.put("t", [(b"a", b"1"), (b"b", b"2")])
+            plan = await open_plan(kit)
+            await kit.put("t", [(b"c", b"3")])
+            await kit.compact("t")
+            part = plan["partitions"][0]
+            await upload(kit, plan, part, 0, encoded(plan, part, 0, [0, 1], [0]))
+            found = (await ended(kit))["partitions"][0]
+            assert (found["state"], found["disagreements"]) == ("disagreement", [0])
+
+    run(go())
+
+
+def test_what_is_written_after_the_plan_waits_for_nothing_and_is_not_touched(tmp_path):
+    async def go():
+        async with running(tmp_path) as kit:
+            await filled(kit)
+            plan = await open_plan(kit)
+            await kit.put("t", [(b"k1", b"late")] * 3)
+            await map_all(kit, plan)
+            await ended(kit)
+            end = plan["partitions"][0]["plan_end"]
+            late = [r.offset for r in await kit.read("t") if r.offset >= end]
+            assert late == [end, end + 1, end + 2]
+
+    run(go())
+
+
+def test_there_is_one_open_plan_and_a_run_that_is_done_is_not_done_again(tmp_path):
+    async def go():
+        async with running(tmp_path) as kit:
+            await filled(kit)
+            with pytest.raises(NotFound):
+                kit.broker.plan("t")
+            plan = await open_plan(kit, run="first")
+            assert (await open_plan(kit, run="second"))["id"] == plan["id"]
+            await map_all(kit, plan)
+            await ended(kit)
+            again, is_new = await kit.broker.open_plan("t", run="first", slice_records=7)
+            assert (again["id"], again["state"], is_new) == (plan["id"], "done", False)
+            other, is_new = await kit.broker.open_plan("t", run="second", slice_records=1000)
+            assert is_new
+            assert other["id"] != plan["id"]
+
+    run(go())
+
+
+def test_an_equal_upload_may_be_repeated_and_another_one_is_refused(tmp_path):
+    async def go():
+        async with running(tmp_path) as kit:
+            await filled(kit)
+            plan = await open_plan(kit, slice_records=200)
+            part = plan["partitions"][0]
+            rows = await keys(kit, "t", 0)
+            data = statement(plan, part, 0, rows)
+            for _ in range(2):
+                assert (await upload(kit, plan, part, 0, data))["missing"] == [1]
+            with pytest.raises(AlreadyUploaded):
+                await upload(kit, plan, part, 0, encoded(plan, part, 0, [1, 2], [1]))
+            good = statement(plan, part, 1, rows)
+            for damaged in (good[:-8], good[:90] + b"\xff" + good[91:], b"", good + bytes(8)):
+                with pytest.raises(Invalid, match=r"statement: (at byte|expected one about)"):
+                    await upload(kit, plan, part, 1, damaged)
+            with pytest.raises(Invalid, match="expected one about"):
+                await upload(kit, plan, part, 1, data)
+            folder = tmp_path / "plans" / str(plan["topic_id"])
+            assert len(list(folder.iterdir())) == 2, "the plan and one statement"
+
+    run(go())
+
+
+def test_a_statement_about_a_dropped_plan_is_refused_and_leaves_no_file(tmp_path):
+    async def go():
+        async with running(tmp_path, plan_ttl_ms=50) as kit:
+            await filled(kit)
+            plan = await open_plan(kit)
+            part = plan["partitions"][0]
+            data = statement(plan, part, 0, await keys(kit, "t", 0))
+            begun = kit.broker.upload_to_plan("t", plan["id"], 0, 0)
+            await begun.write(data)
+            assert (await kit.broker.cancel_plan("t", plan["id"]))["state"] == "cancelled"
+            with pytest.raises(UnknownPlan):
+                await begun.finish()
+            await begun.close()
+            with pytest.raises(UnknownPlan):
+                await upload(kit, plan, part, 0, data)
+            with pytest.raises(UnknownPlan):
+                kit.broker.touch_plan("t", "0" * 16, None)
+            await open_plan(kit)
+            while kit.broker.plan("t")["state"] == "open":
+                await asyncio.sleep(0.02)
+                await kit.broker._plans.expire()
+            assert kit.broker.plan("t")["state"] == "expired"
+            await open_plan(kit)
+            await kit.broker.delete_topic("t")
+            while list((tmp_path / "plans").iterdir()):
+                await asyncio.sleep(0.005)
+
+    run(go())
+
+
+def test_a_plan_goes_on_after_a_restart_with_what_was_uploaded(tmp_path):
+    async def go():
+        async with running(tmp_path) as kit:
+            await filled(kit)
+            plan = await open_plan(kit, slice_records=200)
+            part = plan["partitions"][0]
+            rows = await keys(kit, "t", 0)
+            await upload(kit, plan, part, 1, statement(plan, part, 1, rows))
+        async with running(tmp_path) as kit:
+            again = await open_plan(kit, slice_records=5)
+            assert again["id"] == plan["id"]
+            assert [p["missing"] for p in again["partitions"]] == [[0], [0, 1]]
+            assert again["partitions"][0]["seen"] > 0
+            await map_all(kit, again)
+            assert [p["state"] for p in (await ended(kit))["partitions"]] == ["done", "done"]
+        async with running(tmp_path) as kit:
+            found = kit.broker.plan("t")
+            assert (found["id"], found["state"]) == (plan["id"], "done")
+            assert [p["records_before"] for p in found["partitions"]] == [300, 300]
+
+    run(go())
+
+
+def test_records_younger_than_min_lag_are_left_out_and_counted(tmp_path):
+    async def go():
+        async with running(tmp_path) as kit:
+            await filled(kit, minLag="1h")
+            found = (await compact_by_plan(kit))["partitions"][0]
+            assert (found["state"], found["plan_end"], found["records_kept_by_min_lag"]) == ("done", 0, 300)
+
+    run(go())
