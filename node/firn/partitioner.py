@@ -50,6 +50,11 @@ def partitions_of(
     return partitions_in(np.frombuffer(b"".join(keys), np.uint8), starts, partitions)
 
 
+def partitions_of_rows(keys: NDArray[np.uint8], partitions: int) -> NDArray[np.int64]:
+    """The partitions of keys of one length, (keys, length)."""
+    return (_murmur2_rows(keys) & 0x7FFFFFFF) % partitions
+
+
 def partitions_in(keys: NDArray[np.uint8], starts: NDArray[np.int64], partitions: int) -> NDArray[np.int64]:
     """As ``partitions_of``, of keys that lie one after another; ``starts`` has the end of the last one too."""
     lengths = np.diff(starts)
@@ -62,7 +67,7 @@ def partitions_in(keys: NDArray[np.uint8], starts: NDArray[np.int64], partitions
             matrix = keys[int(starts[0]) : int(starts[-1])].reshape(len(rows), length)
         else:
             matrix = keys[starts[rows, np.newaxis] + np.arange(length)]
-        found[rows] = (_murmur2_rows(matrix) & 0x7FFFFFFF) % partitions
+        found[rows] = partitions_of_rows(matrix, partitions)
     return found
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from firn import limits
-from firn.batch import Identity, columns_of, encode
+from firn.batch import Columns, Identity, columns_of, encode
 from firn.client.chunks import FIELDS, Chunk, Cut, cut, cut_small, fields_of
 from firn.client.small import RECORDS_MAX, Writer, encode_small, small_bytes
 
@@ -18,6 +18,11 @@ def some(seed: int, count: int) -> tuple[list[bytes], list[bytes | None]]:
     chance = random.Random(seed)
     keys = [chance.randbytes(chance.choice(SIZES)) for _ in range(count)]
     return keys, [None if chance.random() < 0.2 else chance.randbytes(chance.choice(SIZES)) for _ in keys]
+
+
+def encoded(part: Cut) -> bytes:
+    assert isinstance(part.columns, Columns), "the records of these tests are not even"
+    return encode(part.columns, Identity(topic_id=9, partition=part.partition))
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 15, 16, 17, RECORDS_MAX])
@@ -46,7 +51,7 @@ def test_a_small_chunk_is_parted_as_a_large_one(count: int, partitions: int) -> 
             for partition, rows, keys, values in cut_small(small, partitions)
         ]
         many = [
-            (c.partition, c.rows.tolist(), encode(c.columns, Identity(topic_id=9, partition=c.partition)))
+            (c.partition, c.rows.tolist(), encoded(c))
             for c in cut(large, partitions, batch_bytes=1 << 20, now_ms=5)
             if isinstance(c, Cut)
         ]
@@ -66,10 +71,10 @@ def test_a_large_chunk_keeps_the_batches_of_few_records_small(
     def batches(*, keeps_small: bool) -> list[tuple[int, list[int], bytes]]:
         chunk = Chunk(asyncio.get_running_loop(), 0)
         chunk.fill([keys, values, None, None, None, None, None])
-        found = cut(chunk, partitions, batch_bytes=batch_bytes, now_ms=5, keeps_small=keeps_small)
+        found = cut(chunk, partitions, batch_bytes=batch_bytes, now_ms=5, is_plain=keeps_small)
         kinds.append({type(c) for c in found})
         return [
-            (c.partition, c.rows.tolist(), encode(c.columns, Identity(topic_id=9, partition=c.partition)))
+            (c.partition, c.rows.tolist(), encoded(c))
             if isinstance(c, Cut)
             else (c[0], list(c[1]), encode_small(c[2], c[3], 5, Writer(9, c[0], 0, 0, 0)))
             for c in found

@@ -10,7 +10,7 @@ exactly one batch; a chunk is complete when each row has an offset or an error.
 from asyncio import AbstractEventLoop, Future
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import pairwise, repeat
 from operator import countOf, itemgetter
 from types import NoneType
 from typing import Any
@@ -20,13 +20,12 @@ from numpy.typing import NDArray
 
 from firn import limits
 from firn.batch import Codec, Codecs, Columns, encode_headers, encode_queues, encode_tags
+from firn.client.even import EVEN_RECORDS_MIN, ROW_BYTES, Even, even_rows
 from firn.client.small import RECORDS_MAX, Part, parted
 from firn.errors import FirnError, Invalid, LimitExceeded, UnknownPartition
-from firn.partitioner import partitions_of
+from firn.partitioner import partitions_of, partitions_of_rows
 
 PENDING, FAILED = -1, -2
-# What a record takes in a batch beside its key and value: two lengths and a timestamp.
-ROW_BYTES = 16
 
 _NONE: NDArray[np.int64] = np.empty(0, np.int64)
 _NONE.flags.writeable = False
@@ -34,7 +33,7 @@ Lengths = tuple[NDArray[np.int64], NDArray[np.int64]]  # of keys, and of values:
 Row = tuple[Any, Any, Any, Any, Any, Any, Any]  # key, value, tag, timestamp, headers, queues, partition
 FIELDS = 7
 PLAIN_FIELDS = 2  # of a record that has a key and a value alone
-_NOT_PLAIN = (None,) * (FIELDS - PLAIN_FIELDS)
+_NOTHING_MORE = [None] * (FIELDS - PLAIN_FIELDS)
 Fields = list[Any]  # the same seven, each as a list over the rows; None where no row was given any
 
 
@@ -45,8 +44,8 @@ class Chunk:
     """
 
     __slots__ = (
-        "_waiting", "bytes", "errors", "failure", "fields", "first", "is_small", "left", "lengths", "loop", "offsets",
-        "partitions", "records",
+        "_waiting", "bytes", "errors", "even", "failure", "fields", "first", "is_small", "left", "lengths", "loop",
+        "offsets", "partitions", "records",
     )  # fmt: skip
 
     def __init__(self, loop: AbstractEventLoop, first: int) -> None:
@@ -54,6 +53,7 @@ class Chunk:
         self.first = first
         self.fields: Fields = []
         self.lengths: Lengths | None = None  # where all records are plain: see ``plain_lengths``
+        self.even: Even | None = None  # in the place of ``fields`` and ``lengths``, where all are even
         self.records = 0
         self.bytes = 0
         # Lists where few records were cut: an array costs more than it saves there.
@@ -67,10 +67,21 @@ class Chunk:
 
     def fill(self, fields: Fields, lengths: Lengths | None = None) -> None:
         """The chunk's records, once and for all; with their ``plain_lengths`` where those are known."""
+        if lengths is None and fields[PLAIN_FIELDS:] == _NOTHING_MORE:
+            even = even_rows(fields[0], fields[1])
+            if even is not None:
+                self.fill_even(even)
+                return
         self.fields = fields
         self.records = len(fields[0])
         self.lengths = lengths = lengths or plain_lengths(fields)
-        self.bytes = bytes_of(fields) if lengths is None else int(_row_bytes(lengths).sum())
+        self.bytes = bytes_of(fields) if lengths is None else plain_bytes(lengths)
+
+    def fill_even(self, even: Even) -> None:
+        """The chunk's records, once and for all."""
+        self.even = even
+        self.records = even.records
+        self.bytes = even.records * even.row_bytes
 
     def fill_small(self, fields: Fields, size: int) -> None:
         """The chunk's records, once and for all, when ``small.small_bytes`` has cleared them: it gave ``size``."""
@@ -81,7 +92,7 @@ class Chunk:
 
     def opened(self) -> Fields:
         """The records, which the chunk lets go: from now on it holds their outcomes."""
-        fields, self.fields = self.fields, []
+        fields, self.fields, self.even = self.fields, [], None
         self.offsets = np.full(self.records, PENDING, np.int64)
         self.partitions = np.zeros(self.records, np.int64)
         self.left = self.records
@@ -177,7 +188,7 @@ class SentMany:
 def fields_of(flat: list[Any], width: int = FIELDS) -> Fields:
     """The seven lists of rows of which ``width`` fields lie behind one another in one list."""
     if width == PLAIN_FIELDS:
-        return [flat[::PLAIN_FIELDS], flat[1::PLAIN_FIELDS], *_NOT_PLAIN]
+        return [flat[::PLAIN_FIELDS], flat[1::PLAIN_FIELDS], *_NOTHING_MORE]
     return [flat[at::width] for at in range(width)] + [None] * (FIELDS - width)
 
 
@@ -229,6 +240,11 @@ def _lengths_of(column: Sequence[bytes]) -> NDArray[np.int64]:
     return np.array(list(map(len, column)), np.int64)
 
 
+def plain_bytes(lengths: Lengths) -> int:
+    """How many bytes the records will take."""
+    return int(_row_bytes(lengths).sum())
+
+
 def _row_bytes(lengths: Lengths) -> NDArray[np.int64]:
     """Bytes of each row in a batch, without tag, headers and queues."""
     return lengths[0] + np.maximum(lengths[1], 0) + ROW_BYTES
@@ -239,19 +255,24 @@ class Cut:
     """The columns of one batch-to-be, and which rows of the chunk they are."""
 
     partition: int
-    columns: Columns
+    columns: Columns | Even
     rows: NDArray[np.int64]
 
 
 def cut(
-    chunk: Chunk, partitions: int, *, batch_bytes: int, now_ms: int, keeps_small: bool = False
+    chunk: Chunk, partitions: int, *, batch_bytes: int, now_ms: int, is_plain: bool = False
 ) -> list[Cut | Part]:
     """The batches of a chunk; rows that may not be sent have failed on return, the others go on.
 
     *Shape*: per partition in the order sent; every batch within ``batch_bytes`` where one record is. With
-    ``keeps_small`` those of few plain records are ``Part``: a chunk may fall into a hundred thousand of them.
+    ``is_plain``, when nothing is to be compressed, even records stay so, and those of few plain records are ``Part``:
+    a chunk may fall into a hundred thousand of them.
     *Effects*: the chunk is opened, and its rows are let go.
     """
+    if chunk.even is not None:
+        even = chunk.even.stamped(now_ms)
+        chunk.opened()
+        return _cut_even(even, chunk, partitions, batch_bytes, is_plain=is_plain)
     fields = chunk.opened()
     numbers = np.arange(chunk.records, dtype=np.int64)
     lengths, chunk.lengths = chunk.lengths, None
@@ -259,7 +280,7 @@ def cut(
         keys, values = fields[:2]
         placed = partitions_of(keys, partitions, lengths[0])
         chunk.partitions = placed
-        few = RECORDS_MAX if keeps_small else 0
+        few = RECORDS_MAX if is_plain else 0
         lists = Lists(keys, values, *lengths, now_ms)
         return _part(lists, placed, numbers, partitions, batch_bytes, few=few)
     fields = _full(fields)
@@ -282,6 +303,33 @@ def cut(
     chunk.partitions = np.zeros(chunk.records, np.int64)
     chunk.partitions[numbers] = placed
     return _part(lists, placed, numbers, partitions, batch_bytes)
+
+
+def _cut_even(
+    even: Even, chunk: Chunk, partitions: int, batch_bytes: int, *, is_plain: bool
+) -> list[Cut | Part]:
+    placed = np.zeros(even.records, np.int64)
+    rows = np.arange(even.records, dtype=np.int64)
+    if partitions > 1:
+        placed = partitions_of_rows(even.key_matrix(), partitions)
+        narrow = placed.astype(np.uint16) if partitions <= 1 << 16 else placed  # is sorted by its digits
+        rows = np.argsort(narrow, kind="stable")
+        even = even.take(rows)
+    chunk.partitions = placed
+    in_order = placed[rows]
+    ends = (np.flatnonzero(np.diff(in_order)) + 1).tolist()
+    most = max(1, min(batch_bytes // even.row_bytes, limits.BATCH_RECORDS_MAX))
+    found: list[Cut | Part] = []
+    for start, end in pairwise([0, *ends, even.records]):
+        partition = int(in_order[start])
+        for at in range(start, end, most):
+            upto = min(at + most, end)
+            part = even.slice(at, upto)
+            if is_plain and part.records < EVEN_RECORDS_MIN:
+                found.append((partition, rows[at:upto], *part.lists()))
+            else:
+                found.append(Cut(partition, part if is_plain else part.columns(), rows[at:upto]))
+    return found
 
 
 def cut_small(chunk: Chunk, partitions: int) -> list[Part]:

@@ -32,8 +32,9 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from firn.batch import Codecs, Identity, encode
+from firn.batch import Buffer, Codecs, Identity, encode
 from firn.client.chunks import Chunk, Cut
+from firn.client.even import Even, encode_even
 from firn.client.small import Part, Writer, encode_small
 from firn.errors import FirnError, SequenceGap, Timeout
 from firn.limits import UNACKNOWLEDGED_BATCHES_MAX
@@ -48,7 +49,7 @@ class OutBatch:
 
     partition: int
     sequence: int
-    data: bytes
+    data: Buffer
     chunk: Chunk
     rows: NDArray[np.int64] | list[int]
     deadline: float
@@ -90,7 +91,11 @@ class Outbox:
         lane = self._lanes.get(cut.partition)
         if lane is None:
             lane = self._lanes[cut.partition] = _Lane()
-        data = encode(cut.columns, self._identity(cut.partition, lane), self._codecs)
+        data: Buffer
+        if isinstance(cut.columns, Even):
+            data = encode_even(cut.columns, self._writer(cut.partition, lane))
+        else:
+            data = encode(cut.columns, Identity(**self._writer(cut.partition, lane)._asdict()), self._codecs)
         return self._add(lane, OutBatch(cut.partition, lane.next_sequence, data, chunk, cut.rows, deadline))
 
     def add_small(self, part: Part, chunk: Chunk, deadline: float, now_ms: int) -> OutBatch:
@@ -99,15 +104,11 @@ class Outbox:
         lane = self._lanes.get(partition)
         if lane is None:
             lane = self._lanes[partition] = _Lane()
-        writer = Writer(self._topic_id, partition, self.producer_id, lane.epoch, lane.next_sequence)
-        data = encode_small(keys, values, now_ms, writer)
+        data = encode_small(keys, values, now_ms, self._writer(partition, lane))
         return self._add(lane, OutBatch(partition, lane.next_sequence, data, chunk, rows, deadline))
 
-    def _identity(self, partition: int, lane: _Lane) -> Identity:
-        return Identity(
-            topic_id=self._topic_id, partition=partition, producer_id=self.producer_id,
-            producer_epoch=lane.epoch, sequence=lane.next_sequence,
-        )  # fmt: skip
+    def _writer(self, partition: int, lane: _Lane) -> Writer:
+        return Writer(self._topic_id, partition, self.producer_id, lane.epoch, lane.next_sequence)
 
     def _add(self, lane: _Lane, batch: OutBatch) -> OutBatch:
         lane.next_sequence += 1

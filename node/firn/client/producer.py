@@ -15,7 +15,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -31,14 +31,19 @@ from firn.client.chunks import (
     Chunk,
     Cut,
     Fields,
+    Lengths,
     Sent,
     SentMany,
+    bytes_of,
     codecs,
     cut,
     cut_small,
     faults_of,
     fields_of,
+    plain_bytes,
+    plain_lengths,
 )  # fmt: skip
+from firn.client.even import Even, even_parts
 from firn.client.outbox import OutBatch, Outbox
 from firn.client.routes import Target
 from firn.client.small import RECORDS_MAX, small_bytes
@@ -142,7 +147,7 @@ class Producer:
         self._is_resting = False  # the pump waits for ``_wake``
         self._broken: Exception | None = None  # in ``_send_small``
         self._thread = get_ident()
-        self._keeps_small = settings.compression == "none"
+        self._is_plain = settings.compression == "none"
         self._progress = asyncio.Event()
         self._is_ended = False
         self._pump = asyncio.create_task(self._run(), name=f"firn producer {topic}")
@@ -199,23 +204,16 @@ class Producer:
         Errors: Invalid and LimitExceeded naming the first faulty record's index; nothing was queued then.
         """
         fields = fields_of_many(keys, values, tags, timestamps, headers, queues, partition)
-        count = len(fields[0])
-        if count == 0:
+        if not len(fields[0]):
             return SentMany([])
-        target = await self._resolve()
-        whole = Chunk(self._loop, 0)
-        whole.fill(fields)
-        if whole.lengths is None and (faults := faults_of(fields, target.partitions, 0)):
-            raise faults[min(faults)]
-        step = self._records_of_a_chunk(whole)
+        if self._target is None:
+            fields = _copies(fields)  # others may change what they gave meanwhile
+            await self._resolve()
         chunks = []
-        for at in range(0, count, step):
+        for chunk in self._parted(fields, (await self._resolve()).partitions):
             while self._buffered >= self._settings.buffer_bytes:
                 await self._wait_for_progress()
             self._check_open()
-            chunk = Chunk(self._loop, self._sent)
-            lengths = whole.lengths and (whole.lengths[0][at : at + step], whole.lengths[1][at : at + step])
-            chunk.fill([column and column[at : at + step] for column in fields], lengths)
             with self._guard:
                 self._close_chunk()
                 self._enqueue(chunk)
@@ -224,10 +222,40 @@ class Producer:
             await asyncio.sleep(0)  # the pump may cut what is there
         return SentMany(chunks)
 
-    def _records_of_a_chunk(self, like: Chunk) -> int:
-        """How many records such as those of ``like`` make a chunk."""
-        mean = max(1, like.bytes // like.records)
-        return max(1, min(BATCH_RECORDS_MAX, self._chunk_bytes // mean))
+    def _parted(self, fields: Fields, partitions: int) -> Iterator[Chunk]:
+        """Chunks of the records of a ``send_many``. Nothing is read from the caller's lists later.
+
+        Errors: Invalid and LimitExceeded naming the first faulty record's index, before there is a chunk.
+        """
+        if all(column is None for column in fields[PLAIN_FIELDS:]):
+            evens = even_parts(
+                *fields[:PLAIN_FIELDS], part_bytes=self._chunk_bytes, bytes_max=self._settings.buffer_bytes
+            )
+            if evens is not None:
+                return map(self._even_chunk, evens)
+        fields = _copies(fields)
+        lengths = plain_lengths(fields)
+        if lengths is None and (faults := faults_of(fields, partitions, 0)):
+            raise faults[min(faults)]
+        count = len(fields[0])
+        step = self._records_of_a_chunk(count, bytes_of(fields) if lengths is None else plain_bytes(lengths))
+        return (self._part_of(fields, lengths, slice(at, at + step)) for at in range(0, count, step))
+
+    def _even_chunk(self, even: Even) -> Chunk:
+        chunk = Chunk(self._loop, self._sent)
+        chunk.fill_even(even)
+        return chunk
+
+    def _part_of(self, fields: Fields, lengths: Lengths | None, rows: slice) -> Chunk:
+        chunk = Chunk(self._loop, self._sent)
+        chunk.fill(
+            [column and column[rows] for column in fields], lengths and (lengths[0][rows], lengths[1][rows])
+        )
+        return chunk
+
+    def _records_of_a_chunk(self, records: int, size: int) -> int:
+        """How many records make a chunk, where so many have ``size`` bytes."""
+        return max(1, min(BATCH_RECORDS_MAX, self._chunk_bytes // max(1, size // records)))
 
     def _next_chunk(self, width: int | None = None) -> list[Any]:
         """Close the open chunk, begin another; ``width``: its rows, and all later ones, have so many fields.
@@ -289,7 +317,7 @@ class Producer:
         lane = self._lanes[0]
         outbox, stream = lane.outbox, lane.transport.open_stream
         if not (
-            self._is_resting and len(self._closed) == 1 and self._closed[0].is_small and self._keeps_small
+            self._is_resting and len(self._closed) == 1 and self._closed[0].is_small and self._is_plain
             and stream is not None and stream.has_room and not outbox.has_unsent
         ):  # fmt: skip
             return False
@@ -317,7 +345,7 @@ class Producer:
         self._rows, self._limit = [], 0
         self._alone = self._alone + 1 if chunk.records == 1 else 0
         self._enqueue(chunk)
-        self._chunk_records = self._records_of_a_chunk(chunk)
+        self._chunk_records = self._records_of_a_chunk(chunk.records, chunk.bytes)
 
     def _enqueue(self, chunk: Chunk) -> None:
         chunk.first = self._sent
@@ -478,7 +506,7 @@ class Producer:
         settings, lanes = self._settings, self._lanes
         deadline = self._loop.time() + settings.delivery_timeout
         now_ms = settings.clock_ms()
-        if chunk.is_small and self._keeps_small and chunk.bytes <= settings.batch_bytes:
+        if chunk.is_small and self._is_plain and chunk.bytes <= settings.batch_bytes:
             for few in cut_small(chunk, target.partitions):
                 lanes[few[0] % len(lanes)].outbox.add_small(few, chunk, deadline, now_ms)
             return
@@ -487,7 +515,7 @@ class Producer:
             target.partitions,
             batch_bytes=settings.batch_bytes,
             now_ms=now_ms,
-            keeps_small=self._keeps_small,
+            is_plain=self._is_plain,
         ):
             if isinstance(part, Cut):
                 lanes[part.partition % len(lanes)].outbox.add(part, chunk, deadline)
@@ -612,14 +640,19 @@ def fields_of_many(
     return [*found, None if partition is None else [partition] * len(keys)]
 
 
+def _copies(fields: Fields) -> Fields:
+    return [column and list(column) for column in fields]
+
+
 def _list_of(column: Any) -> list[Any]:
+    """The column as a list: the caller's own, where it is one."""
     if hasattr(column, "buffers") or hasattr(
         column, "chunks"
     ):  # an Arrow array, or several behind one another
         from firn.client.arrow import list_of
 
         return list_of(column)
-    return list(column)
+    return column if type(column) is list else list(column)
 
 
 def _plain(column: Any) -> list[Any]:
