@@ -130,6 +130,9 @@ SETTINGS = (
     Setting("openFiles", "open_files_max", _positive, "Open files of the data folder, besides RocksDB's."),
     Setting("connections", "connections_max", _positive, "Connections at once."),
     Setting("snapshotTtl", "snapshot_ttl_ms", duration_ms, "How long an unrenewed snapshot is kept."),
+    Setting(
+        "planTtl", "plan_ttl_ms", duration_ms, "A compaction by Spark whose driver is silent for so long is dropped."
+    ),
     Setting("producerExpiry", "producer_expiry_ms", duration_ms, "A producer unused for so long is forgotten."),
     Setting("indexCache", "memory.index_bytes", size_bytes, "Memory of index caches and write buffers."),
     Setting("activeKeysCache", "memory.active_keys_bytes", size_bytes, "Memory of the key indexes of active segments."),
