@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from coordinator_kit import (
     GROUP,
+    ApiServerSite,
     FakeKubernetesSite,
     MemorySite,
     Site,
@@ -26,15 +27,25 @@ SITES: dict[str, Callable[[Path], Site]] = {
     "sqlite": SqliteSite,
     "kubernetes": FakeKubernetesSite,
 }
+API_SERVER = "API server"
 
 
-@pytest.fixture(params=SITES)
+@pytest.fixture(params=[*SITES, pytest.param(API_SERVER, marks=pytest.mark.apiserver)])
 def run(request: pytest.FixtureRequest, tmp_path: Path):
     """Runs a test with two handles of one store."""
+    if request.param == API_SERVER:
+        kubeconfig = request.getfixturevalue("apiserver").kubeconfig
+
+        def make() -> Site:
+            return ApiServerSite(kubeconfig)
+    else:
+
+        def make() -> Site:
+            return SITES[request.param](tmp_path)
 
     def run(test: Callable[[Site, Coordinator, Coordinator], Awaitable[None]]) -> None:
         async def scene() -> None:
-            site = SITES[request.param](tmp_path)
+            site = make()
             await site.begin()
             one, other = site.handle(), site.handle()
             try:

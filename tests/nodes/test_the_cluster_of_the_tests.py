@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import images
+from cluster import host, images
 from cluster.api import Json
 from cluster.bare import BareCluster
 from cluster.client import CommandFailed
@@ -71,6 +71,7 @@ def test_a_volume_lives_as_long_as_its_claim(bare: BareCluster) -> None:
 @pytest.mark.parametrize("ending", ["asked to end", "killed"])
 def test_nothing_of_a_cluster_is_left_however_it_ended(ending: str) -> None:
     """Twice on the same slot: what the first had left would be in the way of the second."""
+    host.require_namespaces()
     for _ in range(2):
         command = [sys.executable, "-m", "cluster", "up", "--nodes", "1"]
         environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}

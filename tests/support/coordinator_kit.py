@@ -12,13 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from kube_kit import FakeKubernetes
+from kube_kit import FakeKubernetes, configuration_of
 
 from firn.crc import crc32c
 from firn.types import Epoch
 from firn_node.coordinator import Coordinator, MemoryCoordinator, Reading, Records, SqliteCoordinator
 from firn_node.coordinator.kubernetes import RECORD, KubernetesCoordinator
-from firn_node.kubernetes.api import Api, NoAnswer, Object
+from firn_node.kubernetes.api import Api, Denied, KubernetesApi, NoAnswer, Object
 from firn_node.replication.record import GroupId, GroupRecord, Incarnation, LogId, Master, Member
 
 GROUP = GroupId("0")
@@ -134,6 +134,7 @@ class SqliteSite(_Ready):
 NAMESPACE = "shop"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
 LEASE_TTL_S = 8.0
+_GROUPS = ("0", "1", "2", "ä/1")
 
 
 def lease_of(group_id: GroupId) -> str:
@@ -179,7 +180,7 @@ class FaultyApi:
 class KubernetesSite:
     """The Leases of a few groups on an API server; ``connect`` makes a connection to it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         self.handles: list[KubernetesCoordinator] = []
         self.connections: dict[Coordinator, FaultyApi] = {}
 
@@ -188,7 +189,7 @@ class KubernetesSite:
 
     async def begin(self) -> None:
         self.admin = self.connect()
-        for group in ("0", "1", "2", "ä/1"):
+        for group in _GROUPS:
             await self.admin.request("POST", LEASES, body=lease(lease_of(GroupId(group))))
 
     async def end(self) -> None:
@@ -224,6 +225,9 @@ class KubernetesSite:
 
 
 class FakeKubernetesSite(KubernetesSite):
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+
     async def begin(self) -> None:
         self.server = FakeKubernetes()
         await self.server.start()
@@ -235,6 +239,28 @@ class FakeKubernetesSite(KubernetesSite):
 
     def connect(self) -> Api:
         return self.server.api()
+
+
+class ApiServerSite(KubernetesSite):
+    """On a real API server, which stays as it is: what a test left there is taken away by the next."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        super().__init__()
+        self._kubeconfig = kubeconfig
+
+    async def begin(self) -> None:
+        self._configuration = await configuration_of(self._kubeconfig)
+        admin = self.connect()
+        with contextlib.suppress(Denied):
+            await admin.request("POST", "/api/v1/namespaces", body={"metadata": {"name": NAMESPACE}})
+        for group in _GROUPS:
+            with contextlib.suppress(Denied):
+                await admin.request("DELETE", f"{LEASES}/{lease_of(GroupId(group))}")
+        await admin.close()
+        await super().begin()
+
+    def connect(self) -> Api:
+        return KubernetesApi(self._configuration)
 
 
 @contextlib.contextmanager

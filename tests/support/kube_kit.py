@@ -20,9 +20,11 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
+from kubernetes.aio import config
 from kubernetes.aio.client import Configuration
 
 from firn_node.kubernetes.api import KubernetesApi, Object
@@ -34,6 +36,14 @@ _PATH = re.compile(
     r"(/(?P<name>[^/]+))?(/(?P<part>status))?"
 )
 _LIST_KEYS = {"conditions": "type", "members": "node"}
+
+
+async def configuration_of(kubeconfig: Path) -> Configuration:
+    """For connections to the real API server that a file names."""
+    configuration = Configuration()
+    configuration.retries = False
+    await config.load_kube_config(str(kubeconfig), client_configuration=configuration, persist_config=False)
+    return configuration
 
 
 @dataclass(frozen=True, slots=True)

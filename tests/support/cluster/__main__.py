@@ -1,9 +1,9 @@
 """``python -m cluster``: a real Kubernetes on this machine, from a shell; tests have the fixtures of `cluster.fixtures`.
 
 * `apiserver`: etcd and kube-apiserver on loopback, up in seconds; needs Go, not root.
-* `bare`: a whole cluster, its nodes sets of namespaces of this machine; needs root.
+* `up`: a whole cluster, its nodes sets of namespaces of this machine; needs root.
 
-Exit status: 0 done, 1 this machine lacks something, and the text says what.
+Exit status: 0 done, 1 something failed, 3 this machine lacks something, and the text says what.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from types import FrameType
 from cluster import host, images, node, tools
 from cluster.apiserver import ApiServer
 from cluster.bare import BareCluster
-from cluster.errors import CannotRun, DidNotStart
+from cluster.errors import CannotRun, DidNotBuild, DidNotStart
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     build = commands.add_parser("tools", help="build the programs that are missing, and say where they are")
     build.add_argument("names", nargs="*", choices=[[], *tools.TOOLS], help="all without a name")
+    commands.add_parser("parts", help="install, build and make all that a whole cluster is started from")
     commands.add_parser("apiserver", help="run an API server until stopped; prints the line for your shell")
     up = commands.add_parser("up", help="run a whole cluster until stopped; prints the line for your shell")
     up.add_argument("--nodes", type=int, default=3)
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         match options.command:
             case "tools":
                 _tools(options.names)
+            case "parts":
+                _parts()
             case "apiserver":
                 _run_api_server()
             case "up":
@@ -51,7 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _load(options.names)
             case "images":
                 _images(options.names)
-    except (CannotRun, DidNotStart, host.CommandFailed) as error:
+    except CannotRun as error:
+        print(f"cluster: {error}", file=sys.stderr)
+        return 3
+    except (DidNotBuild, DidNotStart, host.CommandFailed) as error:
         print(f"cluster: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -70,6 +76,15 @@ def _tools(names: list[str]) -> None:
         print(
             f"{name:24} {tools.TOOLS[name].version:8} {time.monotonic() - begun:6.1f} s  {path}", flush=True
         )
+
+
+def _parts() -> None:
+    """What needs least comes first, so that it is there for the tests that need no more."""
+    _tools([])
+    host.require_root()
+    host.install_for_nodes()
+    host.require_namespaces()
+    _images([])
 
 
 def _run_api_server() -> None:

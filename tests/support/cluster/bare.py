@@ -15,7 +15,7 @@ from cluster.archive import write_image
 from cluster.audit import AuditLog
 from cluster.client import WholeCluster
 from cluster.control import ControlPlane
-from cluster.errors import CannotRun
+from cluster.errors import DidNotStart
 from cluster.network import Network
 from cluster.node import PAUSE_IMAGE, Node, load
 from cluster.processes import Processes, wait_until
@@ -70,6 +70,7 @@ class BareCluster(WholeCluster):
         """*Errors*: `CannotRun` when this machine lacks something that cannot be installed from here."""
         host.require_root()
         host.install_for_nodes()
+        host.require_namespaces()
         for name in _PARTS:
             tool(name)
         ground = _Ground.take()
@@ -134,7 +135,7 @@ class _Ground:
             ground.folder.mkdir()
             ground.network.make()
             return ground
-        raise CannotRun(f"{SLOTS} clusters run on this machine already")
+        raise DidNotStart(f"{SLOTS} clusters run on this machine already")
 
     def clear(self) -> None:
         """Everything ended and removed, the slot free."""

@@ -1,12 +1,33 @@
-"""Fixtures of tests that need a real Kubernetes; `tests/conftest.py` gives them to every test."""
+"""Fixtures of tests that need a real Kubernetes; `tests/conftest.py` gives them to every test.
 
-from collections.abc import Iterator
+Where a machine lacks what such a test needs (`CannotRun`), in a fixture or in the test, the test is skipped, and the
+reason says what is missing. What fails where all is there is a failure.
+"""
+
+from collections.abc import Generator, Iterator
 
 import pytest
 from cluster.apiserver import ApiServer
 from cluster.bare import BareCluster
 from cluster.client import WholeCluster
+from cluster.errors import CannotRun
 from cluster.providers import whole_cluster
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except CannotRun as error:
+        pytest.skip(str(error))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    try:
+        return (yield)
+    except CannotRun as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

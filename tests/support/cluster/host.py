@@ -19,6 +19,8 @@ NODE_PROGRAMS = {
     "ipset": "ipset",
     "conntrack": "conntrack",
     "nsenter": "util-linux",
+    "unshare": "util-linux",
+    "sysctl": "procps",
 }
 IMAGE_PROGRAMS = {"buildah": "buildah", "debootstrap": "debootstrap"}
 CNI_FOLDER = Path("/usr/lib/cni")  # of Debian's containernetworking-plugins
@@ -27,7 +29,7 @@ _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 class CommandFailed(Exception):
     def __init__(self, command: Sequence[object], code: int, said: str) -> None:
-        self.code = code
+        self.code, self.said = code, said
         super().__init__(f"{' '.join(map(str, command))}: exit {code}\n{said}")
 
 
@@ -53,6 +55,30 @@ def program(name: str) -> str:
     if found is None:
         raise CannotRun(f"{name} is missing")
     return found
+
+
+# What nodes are made of, tried where it leaves nothing behind: within namespaces of its own.
+_TRIAL = """
+mount -t tmpfs tmpfs /mnt
+mkdir /mnt/lower /mnt/upper /mnt/work /mnt/merged
+mount -t overlay overlay -o lowerdir=/mnt/lower,upperdir=/mnt/upper,workdir=/mnt/work /mnt/merged
+ip link add trial type bridge
+ip link add trial0 type veth peer name trial1
+iptables -w -t nat -S
+"""
+
+
+def require_namespaces() -> None:
+    """*Errors*: `CannotRun` where root may not do what nodes are made of, as in most containers."""
+    require_root()
+    try:
+        trial = ("--net", "--pid", "--mount", "--fork", "--kill-child", "sh", "-euc", _TRIAL)
+        run(program("unshare"), *trial)
+    except CommandFailed as error:
+        raise CannotRun(
+            "nodes are namespaces with a network and mounts of their own, which root may not make here; point "
+            f"KUBECONFIG at a cluster, or install Docker and kind ({error.said.strip()})"
+        ) from error
 
 
 def require_root() -> None:

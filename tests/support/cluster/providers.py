@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cluster.bare import BareCluster
 from cluster.client import WholeCluster
-from cluster.errors import CannotRun
+from cluster.errors import DidNotStart
 
 NODES = 3
 _KIND_CONFIG = Path(__file__).parents[2] / "kind.yaml"
@@ -75,4 +75,4 @@ def _kind() -> Iterator[KindCluster]:
 def _run(*command: str) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
-        raise CannotRun(f"{' '.join(command)}: exit {ended.returncode}\n{ended.stderr[-2000:]}")
+        raise DidNotStart(f"{' '.join(command)}: exit {ended.returncode}\n{ended.stderr[-2000:]}")

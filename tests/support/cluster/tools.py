@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.errors import CannotRun
+from cluster.errors import CannotRun, DidNotBuild
 
 KUBERNETES = "1.34.2"
 ETCD = "3.6.16"
@@ -71,7 +71,7 @@ def tool(name: str) -> Path:
     """The path of a program, built if it is not there yet.
 
     *Effects*: the first call for a version downloads and compiles: a minute or two for each part of Kubernetes.
-    *Errors*: `CannotRun` when there is no Go, or it fails.
+    *Errors*: `CannotRun` when there is no Go; `DidNotBuild` when it fails.
     """
     wanted = TOOLS[name]
     if not wanted.path.exists():
@@ -153,4 +153,4 @@ def _link_flags(wanted: Tool) -> str:
 def _go(command: list[str], folder: str, environment: dict[str, str]) -> None:
     ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if ended.returncode:
-        raise CannotRun(f"{' '.join(command)} failed:\n{ended.stderr[-4000:]}")
+        raise DidNotBuild(f"{' '.join(command)} failed:\n{ended.stderr[-4000:]}")

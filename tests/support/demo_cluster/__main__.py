@@ -13,7 +13,7 @@ from pathlib import Path
 
 from cluster import images
 from cluster.bare import BareCluster
-from cluster.errors import CannotRun
+from cluster.errors import CannotRun, DidNotBuild, DidNotStart
 from cluster.tools import tool
 from demo_cluster.load import Load
 from demo_cluster.place import NAMESPACE, TOPIC, Place
@@ -49,7 +49,7 @@ def main() -> int:
             _apply(cluster, report)
             asyncio.run(_run(cluster, report))
             _show_status(cluster)
-    except CannotRun as error:
+    except (CannotRun, DidNotBuild, DidNotStart) as error:
         say(f"demo-cluster: {error}")
         return 1
     report.total_seconds = time.perf_counter() - began
