@@ -14,7 +14,7 @@ partition              int or long             absent or null: the one that the 
 ``topic`` and ``offset``, which a read has, are passed over; any other column is refused by name.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,16 +95,18 @@ def parts(batch: Any, partitions: int, *, batch_bytes: int, now_ms: int) -> Iter
     _check_lengths(key_lengths, value_lengths)
     stamps = _stamps(columns.get("timestamp"), batch.num_rows, now_ms)
     placed = _placed(keys, columns.get("partition"), partitions)
-    tags, headers = columns.get("tag"), columns.get("headers")
-    sizes = key_lengths + np.maximum(value_lengths, 0).astype(np.int64) + _ROW_BYTES
-    for extra in (tags, headers):
-        if extra is not None:
-            sizes = sizes + -(-extra.nbytes // batch.num_rows)
-    order = np.argsort(placed, kind="stable") if (placed != placed[0]).any() else None
-    if order is not None:
-        keys, values, tags, headers = (
-            None if c is None else c.take(pa.array(order)) for c in (keys, values, tags, headers)
-        )
+    tags, headers = _tags(columns.get("tag")), _headers(columns.get("headers"))
+    sizes = key_lengths + np.maximum(value_lengths, 0) + _ROW_BYTES
+    if tags is not None:
+        sizes += np.maximum(_lengths(tags), 0)
+    if headers is not None:
+        sizes += np.fromiter(map(_headers_bytes, headers), np.int64, len(headers))
+    if (placed != placed[0]).any():
+        order = np.argsort(placed, kind="stable")
+        taken = pa.array(order)
+        keys, values = keys.take(taken), values.take(taken)
+        tags = None if tags is None else tags.take(taken)
+        headers = None if headers is None else [headers[row] for row in order.tolist()]
         placed, stamps, sizes = placed[order], stamps[order], sizes[order]
         key_lengths, value_lengths = key_lengths[order], value_lengths[order]
     for start, end in _cuts(placed, sizes, batch_bytes):
@@ -118,8 +120,8 @@ def parts(batch: Any, partitions: int, *, batch_bytes: int, now_ms: int) -> Iter
                 offsets=np.arange(count, dtype=np.int64),
                 keys=_bytes(keys.slice(start, count)),
                 values=_bytes(values.slice(start, count)),
-                tags=_tags(tags, start, count),
-                headers=_headers(headers, start, count),
+                tags=b"" if tags is None else _tags_column(tags.slice(start, count)),
+                headers=encode_headers(None if headers is None else headers[start:end]),
             ),
         )
 
@@ -192,27 +194,36 @@ def _bytes(column: Any) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8)[int(starts[0]) : int(starts[-1])]
 
 
-def _tags(column: Any, start: int, count: int) -> bytes:
-    if column is None or (part := column.slice(start, count)).null_count == count:
-        return b""
-    raw = _binary(part)
-    lengths = _lengths(raw)
-    if int(lengths.max()) > limits.TAG_BYTES_MAX:
-        raise LimitExceeded(f"a row has a tag of {int(lengths.max())} bytes; at most {limits.TAG_BYTES_MAX}")
-    return lengths.astype("<i4").tobytes() + _bytes(raw).tobytes()
+def _tags(column: Any) -> Any:
+    """As bytes; None where no row has one."""
+    if column is None or column.null_count == len(column):
+        return None
+    found = _binary(column)
+    longest = int(_lengths(found).max())
+    if longest > limits.TAG_BYTES_MAX:
+        raise LimitExceeded(f"a row has a tag of {longest} bytes; at most {limits.TAG_BYTES_MAX}")
+    return found
 
 
-def _headers(column: Any, start: int, count: int) -> bytes:
-    if column is None or (part := column.slice(start, count)).null_count == count:
+def _tags_column(tags: Any) -> bytes:
+    if tags.null_count == len(tags):
         return b""
-    maps = [None if pairs is None else dict(pairs) for pairs in part.to_pylist()]
-    for found in maps:
-        if found is None:
-            continue
-        if any(text is None for text in found.values()):
-            raise Invalid(
-                f"a row's headers have no value for {next(k for k, v in found.items() if v is None)!r}"
-            )
-        if sum(10 + len(k.encode()) + len(v.encode()) for k, v in found.items()) > limits.HEADERS_BYTES_MAX:
+    return _lengths(tags).astype("<i4").tobytes() + _bytes(tags).tobytes()
+
+
+def _headers(column: Any) -> list[dict[str, str] | None] | None:
+    """None where no row has any."""
+    if column is None or column.null_count == len(column):
+        return None
+    found = [None if pairs is None else dict(pairs) for pairs in column.to_pylist()]
+    for headers in filter(None, found):
+        missing = [name for name, text in headers.items() if text is None]
+        if missing:
+            raise Invalid(f"a row's headers have no value for {missing[0]!r}")
+        if _headers_bytes(headers) > limits.HEADERS_BYTES_MAX:
             raise LimitExceeded(f"a row has headers of more than {limits.HEADERS_BYTES_MAX} bytes")
-    return encode_headers(maps)
+    return found
+
+
+def _headers_bytes(headers: Mapping[str, str] | None) -> int:
+    return sum(10 + len(k.encode()) + len(v.encode()) for k, v in headers.items()) if headers else 0

@@ -25,7 +25,7 @@ from firn.client.feed import Caught, Feed, Source
 from firn.client.routes import Routes, Target
 from firn.client.snapshot import RENEW_S
 from firn.client.transport import Transport, path_of
-from firn.errors import FirnError, NotFound, SnapshotExpired, Unavailable
+from firn.errors import BadOffset, FirnError, NotFound, SnapshotExpired, Unavailable
 from firn_spark.columns import Joiner, Projection
 from firn_spark.connection import Connection
 
@@ -122,12 +122,22 @@ class Link:
 
     def pages(self, asked: Range) -> Generator[Page, None, None]:
         """The pages of a range, fetched ahead; closing it stops that. Errors: as ``read``."""
-        if asked.start >= asked.end:
-            return
-        target = self.run(self.target(asked.topic, asked.topic_id))
+        target = self.run(self.target(asked.topic, asked.topic_id)) if asked.start < asked.end else None
+        while target is not None and asked.start < asked.end:
+            try:
+                with closing(self._pages(asked, target)) as found:
+                    for page in found:
+                        asked = replace(asked, start=max(asked.start, page.next_offset))
+                        yield _before(page, asked.end)
+            except BadOffset:  # a standby that has not come as far as this range begins
+                if asked.read_from == "master":
+                    raise
+                asked = replace(asked, read_from="master")
+
+    def _pages(self, asked: Range, target: Target) -> Generator[Page, None, None]:
         feed, renewing = self.run(self._begin(asked, target))
         try:
-            passed, seconds = asked.start, self._loop.time() + self.timeout
+            passed, until = asked.start, self._loop.time() + self.timeout
             while passed < asked.end:
                 page = self.run(feed.next())
                 if not isinstance(page, Page):
@@ -136,13 +146,13 @@ class Link:
                     )
                     continue
                 if page.next_offset > passed:
-                    passed, seconds = page.next_offset, self._loop.time() + self.timeout
-                elif self._loop.time() > seconds:
+                    passed, until = page.next_offset, self._loop.time() + self.timeout
+                elif self._loop.time() > until:
                     raise Unavailable(
                         f"{asked.topic}/{asked.partition}: no broker that answers has come from offset {passed} to "
                         f"{asked.end} within {self.timeout:g} s"
                     )
-                yield _before(page, asked.end)
+                yield page
         finally:
             self.run(_stop(feed, renewing))
 

@@ -25,7 +25,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Listener
 
 from firn.client.transport import path_of
-from firn.errors import FirnError, NotFound, SnapshotExpired
+from firn.errors import FirnError
 from firn_spark.connection import Connection
 from firn_spark.fetch import Link
 from firn_spark.planning import Lease
@@ -129,12 +129,11 @@ class Keeper:
         is_gone = False
         try:
             _ask("PUT", lease)
-        except (SnapshotExpired, NotFound) as error:
-            is_gone = True
-            log.warning("the snapshot %s of %s is gone: %s", lease.id, lease.topic, error.message)
-        except FirnError as error:  # the next round asks again; the lease lasts for five of them
-            log.warning("the snapshot %s of %s was not renewed: %s", lease.id, lease.topic, error.message)
-            return
+        except (FirnError, OSError) as error:  # the lease lasts for five rounds
+            is_gone = isinstance(error, FirnError) and not error.retry
+            log.warning("the snapshot %s of %s was not renewed: %s", lease.id, lease.topic, error)
+            if not is_gone:
+                return
         with self._lock:
             if is_gone:
                 self._leases.pop(lease.id, None)
@@ -145,7 +144,7 @@ class Keeper:
         with self._lock:
             leases, self._leases = [lease for lease, _ in self._leases.values()], {}
         for lease in leases:
-            with suppress(FirnError):  # it ends by itself
+            with suppress(FirnError, OSError):  # it ends by itself
                 _ask("DELETE", lease)
 
 

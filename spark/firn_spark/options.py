@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
 
 from firn.client.chunks import codecs
+from firn.client.producer import BATCH_BYTES_LARGEST
 from firn.errors import Invalid
 from firn_spark.columns import Projection
 from firn_spark.connection import OPTIONS, Connection
@@ -185,5 +186,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
         compression=given.text("compression") or "none",
         batch_bytes=given.count("batchBytes") or BATCH_BYTES,
     )
+    if found.batch_bytes > BATCH_BYTES_LARGEST:
+        raise Invalid(f"option batchBytes: at most {BATCH_BYTES_LARGEST}, found {found.batch_bytes}")
     codecs(found.compression)
     return found

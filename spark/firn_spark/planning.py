@@ -15,7 +15,7 @@ from firn.client.cursor import Cursor
 from firn.client.feed import Source, read_page
 from firn.client.routes import Target
 from firn.client.transport import path_of
-from firn.errors import BadOffset, Invalid, OffsetExpired, UnknownPartition
+from firn.errors import BadOffset, Invalid, NotFound, OffsetExpired, SnapshotExpired, UnknownPartition
 from firn_spark.fetch import Link, Range
 from firn_spark.filters import Span, Wanted
 from firn_spark.options import EARLIEST, LATEST, Position, Positions, ReadOptions
@@ -95,14 +95,17 @@ async def _opened(target: Target, topic: str) -> list[dict[str, Any]]:
 
 
 async def _renewed(target: Target, topic: str, snapshot: str) -> list[dict[str, Any]]:
-    """What a snapshot holds. Errors: SnapshotExpired, NotFound; Invalid for one of another number of broker groups."""
+    """What a snapshot holds. Errors: SnapshotExpired; Invalid for one of another number of broker groups."""
     ids = snapshot.split(",")
     if len(ids) != len(target.transports):
         raise Invalid(f"snapshot {snapshot!r} names {len(ids)} parts, the topic has {len(target.transports)}")
     ways = zip(target.transports, ids, strict=True)
-    answers = await asyncio.gather(
-        *(way.request("PUT", path_of("topics", topic, "snapshots", id)) for way, id in ways)
-    )
+    try:
+        answers = await asyncio.gather(
+            *(way.request("PUT", path_of("topics", topic, "snapshots", id)) for way, id in ways)
+        )
+    except NotFound as error:
+        raise SnapshotExpired(f"snapshot {snapshot} of {topic}: {error.message}") from None
     return [answer.document() for answer in answers]
 
 

@@ -12,11 +12,15 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 from firn.errors import Invalid
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+    from firn_spark.keeper import Keeper
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +28,7 @@ JAVA_MIN = 17
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _PROBE = "import sys; print('%d.%d' % sys.version_info[:2]); import pyarrow, pyspark, firn_spark"
 _SECONDS_MAX = 60
+_keepers: "WeakKeyDictionary[SparkContext, Keeper]" = WeakKeyDictionary()
 
 
 def check_here() -> None:
@@ -96,10 +101,9 @@ def session(name: str, *, master: str | None = None, conf: Mapping[str, str] | N
     from pyspark import SparkConf
     from pyspark.sql import SparkSession
 
-    settings = SparkConf()
-    if master is not None or not settings.contains("spark.master"):
-        settings.setMaster(master or "local[*]")
-    settings.setAppName(name)
+    settings = SparkConf(loadDefaults=False).setAppName(name)
+    if master is not None:  # else Spark itself looks, and settles for local[*]
+        settings.setMaster(master)
     for key, value in (conf or {}).items():
         settings.set(key, value)
     found = SparkSession.builder.config(conf=settings).getOrCreate()
@@ -113,11 +117,11 @@ def register(spark: "SparkSession") -> None:
     *Effects*: filter push-down is on for this session; a thread of this process holds the leases of snapshots
     (``firn_spark.keeper``) until the session ends. Once is enough; again changes nothing.
     """
-    from firn_spark.keeper import ENVIRONMENT, Keeper
+    from firn_spark.keeper import Keeper
     from firn_spark.source import FirnSource
 
     context = spark.sparkContext
-    if ENVIRONMENT not in context.environment:
+    if context not in _keepers:
 
         def is_busy() -> bool | None:
             if context._jsc is None:
@@ -128,11 +132,17 @@ def register(spark: "SparkSession") -> None:
                 return None
 
         try:
-            context.environment.update(Keeper(is_busy).environment)
+            found = _keepers[context] = Keeper(is_busy)
+            context.environment.update(found.environment)
         except OSError as error:
             log.warning("nobody but tasks holds the leases of snapshots: %s", error)
     spark.dataSource.register(FirnSource)
     spark.conf.set(PUSHDOWN, "true")
+
+
+def keeper(spark: "SparkSession") -> "Keeper | None":
+    """Who holds the leases of snapshots for a session, once it is registered."""
+    return _keepers.get(spark.sparkContext)
 
 
 def check_workers(spark: "SparkSession") -> None:

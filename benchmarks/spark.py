@@ -1,0 +1,36 @@
+"""How fast Spark reads a topic on two cores, which it shares with the broker: no peer was measured at it."""
+
+import shutil
+from pathlib import Path
+
+from benchmarks.compared import RATE, Sizes
+from benchmarks.firn_broker import FirnBroker
+from benchmarks.processes import run_child
+from benchmarks.report import Row, Spread
+
+TOPIC = "spark"
+PARTITIONS = 4
+WAYS = {  # of a figure the row's title, and its bar
+    "columns": ("every column to the JVM", "target: 1.5 M/s or more"),
+    "count": ("count()", ""),
+    "keys_count": ("count() of the keys projection", "target: 2 M/s or more"),
+    "keys_in_tasks": ("distinct keys counted inside the tasks", "target: 5 M/s or more"),
+}
+
+
+def measure(work: Path, sizes: Sizes) -> list[Row]:
+    """The rows; broker and data are removed afterwards."""
+    broker = FirnBroker(work / "firn-spark")
+    broker.start()
+    try:
+        broker.create_topic(TOPIC, partitions=PARTITIONS)
+        common = {"address": broker.address, "topic": TOPIC, "records": sizes.spark_records}
+        run_child("firn_client:produce", **common, keys=sizes.spark_records // 5, value_bytes=100)
+        found = run_child("spark_client:read", **common)
+    finally:
+        broker.stop()
+        shutil.rmtree(work / "firn-spark", ignore_errors=True)
+    return [
+        Row(f"Spark reads 100 B, {title}", RATE, Spread.of([found[name]]), note=note)
+        for name, (title, note) in WAYS.items()
+    ]

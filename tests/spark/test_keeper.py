@@ -1,0 +1,119 @@
+"""Leases of snapshots that were handed to the driver's keeper."""
+
+import os
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Client as Socket
+
+import pytest
+
+from firn.client.blocking import Client
+from firn.errors import SnapshotExpired
+from firn_spark.connection import Connection
+from firn_spark.fetch import read
+from firn_spark.filters import Wanted
+from firn_spark.keeper import ENVIRONMENT, Keeper, hand_over
+from firn_spark.options import read_options
+from firn_spark.planning import Plan, plan
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not is_so():
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def planned(client: Client, connection: Connection, topic: str) -> Plan:
+    client.create_topic(topic, partitions=1)
+    client.put(topic, b"k", b"v")
+    found = plan(read_options({**connection.options(), "topic": topic}), Wanted())
+    assert found.lease is not None
+    return found
+
+
+def is_held(connection: Connection, planned: Plan) -> bool:
+    try:
+        return sum(batch.num_rows for batch in read(connection, planned.tasks[0])) == 1
+    except SnapshotExpired:
+        return False
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_lease_is_held_while_jobs_run_and_given_back_when_none_has_for_a_while(
+    connection: Connection, planned: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, busy = Clock(), [True]
+    keeper = Keeper(lambda: busy[0], poll_s=0.005, idle_s=100, renew_s=1e9, clock=clock)
+    monkeypatch.setenv(ENVIRONMENT, keeper.environment[ENVIRONMENT])
+    assert planned.lease is not None
+    hand_over(planned.lease)
+    until(lambda: keeper.held == [planned.lease.id])  # type: ignore[union-attr]
+    clock.now = 1000.0  # a job ran all the time
+    time.sleep(0.05)
+    assert keeper.held == [planned.lease.id]
+    assert is_held(connection, planned)
+    busy[0] = False
+    time.sleep(0.05)
+    clock.now = 1101.0
+    until(lambda: not keeper.held)
+    until(lambda: not is_held(connection, planned))
+    keeper.close()
+
+
+def test_the_end_of_the_session_gives_everything_back(
+    connection: Connection, planned: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state: list[bool | None] = [False]
+    keeper = Keeper(lambda: state[0], poll_s=0.005)
+    monkeypatch.setenv(ENVIRONMENT, keeper.environment[ENVIRONMENT])
+    assert planned.lease is not None
+    hand_over(planned.lease)
+    until(lambda: len(keeper.held) == 1)
+    state[0] = None
+    until(lambda: not is_held(connection, planned))
+    socket = keeper.environment[ENVIRONMENT].rpartition(":")[0]
+    until(lambda: not os.path.exists(socket))
+
+
+def test_a_snapshot_that_is_gone_is_let_go(
+    client: Client, planned: Plan, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper(lambda: True, poll_s=0.005, renew_s=0)
+    monkeypatch.setenv(ENVIRONMENT, keeper.environment[ENVIRONMENT])
+    assert planned.lease is not None
+    hand_over(planned.lease)
+    until(lambda: len(keeper.held) == 1)
+    client.delete_topic(topic)
+    until(lambda: not keeper.held)
+    keeper.close()
+
+
+def test_a_stranger_is_not_listened_to_and_does_no_harm(
+    planned: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper = Keeper(lambda: True, poll_s=0.005)
+    socket = keeper.environment[ENVIRONMENT].rpartition(":")[0]
+    with pytest.raises(Exception, match="digest sent was rejected"):
+        Socket(socket, family="AF_UNIX", authkey=b"guessed")
+    monkeypatch.setenv(ENVIRONMENT, keeper.environment[ENVIRONMENT])
+    assert planned.lease is not None
+    hand_over(planned.lease)
+    until(lambda: len(keeper.held) == 1)
+    keeper.close()
+
+
+def test_without_a_keeper_a_plan_goes_on(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENVIRONMENT, raising=False)
+    assert planned.lease is not None
+    hand_over(planned.lease)
+    monkeypatch.setenv(ENVIRONMENT, "/there/is/none:00")
+    hand_over(planned.lease)
