@@ -24,7 +24,7 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 
-{{- /* An image reference. Called with a dict of root and which (operator or node). */ -}}
+{{- /* An image reference. Called with a dict of root and which (operator, node or spark). */ -}}
 {{- define "firn.image" -}}
 {{- $image := index .root.Values.image .which -}}
 {{- with .root.Values.image.registry }}{{ trimSuffix "/" . }}/{{ end -}}

@@ -4,9 +4,10 @@ Everything else goes through resources. The operator proves itself by the cluste
 """
 
 import base64
+import contextlib
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -42,6 +43,18 @@ class Brokers(Protocol):
 
     async def cancel(self, way: Way, topic: str) -> None: ...
 
+    async def describe(self, way: Way, topic: str) -> Mapping[str, Any]:
+        """The topic's spec and the state of its partitions."""
+        ...
+
+    async def plan(self, way: Way, topic: str) -> Mapping[str, Any] | None:
+        """The newest plan of a forced compaction by Spark."""
+        ...
+
+    async def cancel_plan(self, way: Way, topic: str) -> None:
+        """Drop the open plan; where there is none nothing is done."""
+        ...
+
 
 def way_to(state: ClusterState, group: GroupState | None = None) -> Way:
     """To the ready brokers of a group, or of the whole cluster."""
@@ -58,24 +71,39 @@ class RealBrokers:
     """``Brokers`` by firn's own client."""
 
     async def switch_over(self, way: Way, group: int, to: str) -> None:
-        with _Files(way) as files:
-            async with Client(",".join(way.addresses), timeout=SWITCHOVER_S, **files.credentials) as client:
-                await client.switchover(group, to=to)
+        async with _client(way, timeout=SWITCHOVER_S) as client:
+            await client.switchover(group, to=to)
 
     async def compact(self, way: Way, topic: str) -> Mapping[str, Any]:
-        with _Files(way) as files:
-            async with Client(",".join(way.addresses), **files.credentials) as client:
-                return await client.compact(topic, force=True)
+        async with _client(way) as client:
+            return await client.compact(topic, force=True)
 
     async def compaction(self, way: Way, topic: str) -> Mapping[str, Any] | None:
-        with _Files(way) as files:
-            async with Client(",".join(way.addresses), **files.credentials) as client:
-                return await client.compaction(topic)
+        async with _client(way) as client:
+            return await client.compaction(topic)
 
     async def cancel(self, way: Way, topic: str) -> None:
-        with _Files(way) as files:
-            async with Client(",".join(way.addresses), **files.credentials) as client:
-                await client.cancel_compaction(topic)
+        async with _client(way) as client:
+            await client.cancel_compaction(topic)
+
+    async def describe(self, way: Way, topic: str) -> Mapping[str, Any]:
+        async with _client(way) as client:
+            return await client.describe(topic)
+
+    async def plan(self, way: Way, topic: str) -> Mapping[str, Any] | None:
+        async with _client(way) as client:
+            return await client.compaction_plan(topic)
+
+    async def cancel_plan(self, way: Way, topic: str) -> None:
+        async with _client(way) as client:
+            await client.cancel_plan(topic)
+
+
+@contextlib.asynccontextmanager
+async def _client(way: Way, **settings: Any) -> AsyncIterator[Client]:
+    with _Files(way) as files:
+        async with Client(",".join(way.addresses), **settings, **files.credentials) as client:
+            yield client
 
 
 class _Files:

@@ -69,12 +69,15 @@ CLUSTER_ROLE_BINDING = Kind(
 BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
+JOB = Kind("batch/v1", "Job", "jobs")
 
 WATCHED = (TOPIC, CLUSTER, GROUP, COMPACTION)  # all objects of these kinds
 OWNED = (  # those that carry the operator's label
     STATEFUL_SET, POD, CLAIM, SERVICE, CONFIG_MAP, SERVICE_ACCOUNT, ROLE, ROLE_BINDING, BUDGET, NETWORK_POLICY,
 )  # fmt: skip
-KINDS = {kind.kind: kind for kind in (*WATCHED, *OWNED, SECRET, EVENT, NODE, CLUSTER_ROLE_BINDING, LEASE)}
+KINDS = {
+    kind.kind: kind for kind in (*WATCHED, *OWNED, SECRET, EVENT, NODE, CLUSTER_ROLE_BINDING, LEASE, JOB)
+}
 
 
 def name_of(obj: Mapping[str, Any]) -> str:

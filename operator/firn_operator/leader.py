@@ -190,3 +190,12 @@ class Fencing:
 
     async def cancel(self, way: Way, topic: str) -> None:
         await self._while_leading(lambda: self._brokers.cancel(way, topic))
+
+    async def describe(self, way: Way, topic: str) -> Mapping[str, Any]:
+        return await self._brokers.describe(way, topic)
+
+    async def plan(self, way: Way, topic: str) -> Mapping[str, Any] | None:
+        return await self._brokers.plan(way, topic)
+
+    async def cancel_plan(self, way: Way, topic: str) -> None:
+        await self._while_leading(lambda: self._brokers.cancel_plan(way, topic))

@@ -25,12 +25,15 @@ STAGE = "firn.dev/ca-stage"  # of the change of a CA, and since when
 LABEL_NAME, LABEL_MANAGED_BY = "app.kubernetes.io/name", "app.kubernetes.io/managed-by"
 LABEL_COMPONENT = "app.kubernetes.io/component"
 LABEL_CLUSTER, LABEL_GROUP = "firn.dev/cluster", "firn.dev/group"
+LABEL_RUN = "firn.dev/run"  # of what belongs to a run of Spark
+LABEL_SCHEDULED = "firn.dev/scheduled"  # of forced compactions that a topic's schedule asked for
 SELECTOR = f"{LABEL_MANAGED_BY}={MANAGER}"  # of everything that the operator owns
 
 CLIENT_PORT, HEALTH_PORT = 7700, 7701
 USER = 10001
 TOKEN_AUDIENCE = "firn.dev"
 BROKER_CLUSTER_ROLE = "firn-broker"  # the chart's: brokers may ask for TokenReviews
+SPARK_CLUSTER_ROLE = "firn-spark"  # the chart's: a driver may start its executors
 CLUSTER_NAME_MAX = 45
 _CLUSTER_NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 

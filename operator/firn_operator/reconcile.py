@@ -10,25 +10,13 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from firn.errors import NotFound
 from firn_operator.actions import Actions, Note, Outcome
-from firn_operator.brokers import Brokers, way_to
-from firn_operator.compactions import (
-    ENDED,
-    LOOK_S,
-    WAIT_S,
-    Run,
-    followed,
-    parse_run,
-    pending,
-    waits_for,
-)  # fmt: skip
+from firn_operator.brokers import Brokers
 from firn_operator.conditions import DEGRADED, READY, Condition, differs, find, is_true, render
 from firn_operator.events import Events
 from firn_operator.kube import (
     CLAIM,
     CLUSTER,
-    COMPACTION,
     GROUP,
     LEASE,
     TOPIC,
@@ -40,7 +28,6 @@ from firn_operator.kube import (
 )
 from firn_operator.names import (
     CLUSTER_NAME_MAX,
-    COMPACTION_FINALIZER,
     LABEL_CLUSTER,
     LABEL_COMPONENT,
     admin_name,
@@ -53,7 +40,9 @@ from firn_operator.names import (
     tls_name,
 )  # fmt: skip
 from firn_operator.observe import Cache, ClusterState, GroupState, cluster_of, observe_cluster
-from firn_operator.plan import Finalize, Plan, cluster_conditions, plan_cluster
+from firn_operator.plan import Action, Plan, cluster_conditions, plan_cluster
+from firn_operator.runs import Compactions
+from firn_operator.schedules import Schedules
 from firn_operator.secrets import Secrets
 from firn_operator.spec import ClusterSpec, parse_cluster, parse_topic
 from firn_operator.topics import TopicState, groups_of, plan_topic
@@ -82,13 +71,13 @@ class Key:
 
 
 class Reconciler:
-    """``note``: told of every object as a write left it; ``default_image``: of clusters that name none; ``sees_nodes``:
-    the operator may watch nodes.
+    """``note``: told of every object as a write left it; ``default_image``: of clusters that name none; ``spark_image``: of
+    runs of Spark; ``sees_nodes``: the operator may watch nodes.
     """
 
     def __init__(
-        self, kube: Kube, brokers: Brokers, cache: Cache, *, note: Note, default_image: str, sees_nodes: bool,
-        now: Callable[[], datetime], clock: Callable[[], float],
+        self, kube: Kube, brokers: Brokers, cache: Cache, *, note: Note, default_image: str, spark_image: str,
+        sees_nodes: bool, now: Callable[[], datetime], clock: Callable[[], float],
     ) -> None:  # fmt: skip
         self._kube = kube
         self.cache = cache
@@ -100,6 +89,13 @@ class Reconciler:
         self._events = Events(kube)
         self._volumes = Volumes(kube, cache, now, sees_nodes=sees_nodes)
         self._actions = Actions(kube, brokers, note, self._secrets, self._events, self._volumes)
+        self._compactions = Compactions(
+            kube, brokers, cache, self._events, self, self._act, spark_image=spark_image, now=now
+        )
+        self._schedules = Schedules(kube, cache, self._events, now)
+
+    async def _act(self, actions: list[Action], namespace: str) -> Outcome:
+        return await self._actions.run(actions, namespace, None)
 
     async def work(self, key: Key) -> float | None:
         """One pass; seconds until the next one without a cause, None: never."""
@@ -107,7 +103,7 @@ class Reconciler:
             return await self._cluster(key)
         if key.what == "topic":
             return await self._topic(key)
-        return await self._compaction(key)
+        return await self._compactions.work(key.namespace, key.name)
 
     # Clusters.
 
@@ -193,7 +189,7 @@ class Reconciler:
             "inSync": f"{min(counts, default=0)}/{plan.replicas}",
             "groups": [_group_row(group, plan) for group in groups],
         }
-        await self._say(CLUSTER, state.resource, status, cluster_conditions(state, plan, outcome.blocked))
+        await self.say(CLUSTER, state.resource, status, cluster_conditions(state, plan, outcome.blocked))
 
     async def _group_status(self, state: ClusterState, group: GroupState, plan: Plan) -> None:
         resource = self.cache.get(GROUP, state.spec.namespace, group.name)
@@ -206,7 +202,7 @@ class Reconciler:
             "readyReplicas": ready,
             "targetMaster": plan.targets.get(group.number),
         }
-        await self._say(GROUP, resource, status, _group_conditions(group, ready, plan))
+        await self.say(GROUP, resource, status, _group_conditions(group, ready, plan))
 
     # Topics.
 
@@ -225,85 +221,17 @@ class Reconciler:
             if outcome.failed:
                 refused = Condition(DEGRADED, True, *outcome.failed[0])
                 conditions = [each for each in conditions if each.type != DEGRADED] + [refused]
-            await self._say(TOPIC, current, plan.status, conditions)
+            schedule = await self._schedules.work(current)
+            if schedule.trouble and not any(each.type == DEGRADED and each.state for each in conditions):
+                said = Condition(DEGRADED, True, *schedule.trouble)
+                conditions = [each for each in conditions if each.type != DEGRADED] + [said]
+            await self.say(TOPIC, current, {**plan.status, "schedule": schedule.status}, conditions)
+            plan.look_again = min(filter(None, (plan.look_again, schedule.look_again)), default=None)
         return _again(plan.look_again, outcome)
-
-    # Forced compactions.
-
-    async def _compaction(self, key: Key) -> float | None:
-        resource = self.cache.get(COMPACTION, key.namespace, key.name)
-        if resource is None:
-            return None
-        run, now = parse_run(resource), self._now()
-        if "deletionTimestamp" in resource["metadata"]:
-            return await self._cancel(resource, run)
-        if run.phase in ENDED:
-            left = (run.ended or now) + run.ttl - now
-            if left <= timedelta():
-                await self._kube.delete(COMPACTION, key.namespace, key.name)
-            return max(left.total_seconds(), 1.0)
-        topic = self.cache.get(TOPIC, key.namespace, run.topic)
-        others = [parse_run(each) for each in self.cache.all(COMPACTION, key.namespace)]
-        if run.phase != "Running" and (why := waits_for(run, topic, others)):
-            status, condition = pending(why)
-            await self._say(COMPACTION, resource, status, [condition])
-            return WAIT_S
-        state = await self.observe(key.namespace, parse_topic(topic).cluster) if topic is not None else None
-        if state is None:
-            status, condition = pending(f"the topic {run.topic} or its cluster is gone")
-            await self._say(COMPACTION, resource, status, [condition])
-            return WAIT_S
-        return await self._follow(resource, run, state)
-
-    async def _follow(self, resource: Obj, run: Run, state: ClusterState) -> float:
-        """Begin a run, or look how far it is."""
-        finalizers = tuple(resource["metadata"].get("finalizers") or ())
-        if COMPACTION_FINALIZER not in finalizers:
-            version = str(resource["metadata"]["resourceVersion"])
-            why = "a run that is deleted is cancelled first"
-            wished = Finalize(COMPACTION, run.name, (*finalizers, COMPACTION_FINALIZER), version, why)
-            await self._actions.run([wished], namespace_of(resource), None)
-            return STALE_AGAIN_S
-        way, begun = way_to(state), (resource.get("status") or {}).get("startTime")
-        document = await self._brokers.compaction(way, run.topic) if run.phase == "Running" else None
-        if document is None:
-            document = await self._brokers.compact(way, run.topic)
-            await self._events.post(
-                resource, "CompactionStarted", f"the brokers compact the topic {run.topic}"
-            )
-        now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")
-        status, condition = followed(document, str(begun or now), now)
-        await self._say(COMPACTION, resource, status, [condition])
-        if status["phase"] != "Running":
-            reason = "CompactionDone" if condition.state else "CompactionFailed"
-            await self._events.post(resource, reason, condition.message, is_warning=not condition.state)
-        return LOOK_S
-
-    async def _cancel(self, resource: Obj, run: Run) -> float | None:
-        """What a deleted run began is stopped, where somebody can be asked; then it goes."""
-        finalizers = tuple(resource["metadata"].get("finalizers") or ())
-        if COMPACTION_FINALIZER not in finalizers:
-            return None
-        topic = self.cache.get(TOPIC, namespace_of(resource), run.topic)
-        state = (
-            await self.observe(namespace_of(resource), parse_topic(topic).cluster)
-            if topic is not None
-            else None
-        )
-        if run.phase == "Running" and state is not None and any(group.master for group in state.groups):
-            try:
-                await self._brokers.cancel(way_to(state), run.topic)
-            except NotFound:
-                pass  # it has ended, or its master has
-        left = tuple(each for each in finalizers if each != COMPACTION_FINALIZER)
-        version = str(resource["metadata"]["resourceVersion"])
-        wished = Finalize(COMPACTION, run.name, left, version, "nothing of the run is left")
-        outcome = await self._actions.run([wished], namespace_of(resource), None)
-        return STALE_AGAIN_S if outcome.is_stale else None
 
     # Status.
 
-    async def _say(self, kind: Kind, resource: Obj, status: Obj, conditions: list[Condition]) -> None:
+    async def say(self, kind: Kind, resource: Obj, status: Obj, conditions: list[Condition]) -> None:
         """Write a status when it says something new, and an Event for what a person would want to know."""
         generation = int(resource["metadata"].get("generation", 1))
         now = self._now().strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -41,6 +41,7 @@ class Settings:
     lease_namespace: str = "default"
     identity: str = "firn-operator"
     image: str = ""  # of brokers whose cluster names none
+    spark_image: str = ""  # of runs of Spark; none: there is no Spark
 
 
 def settings_from(namespaces: str, port: int, lease: str) -> Settings:
@@ -49,6 +50,7 @@ def settings_from(namespaces: str, port: int, lease: str) -> Settings:
         tuple(name.strip() for name in namespaces.split(",") if name.strip()), port, lease,
         os.environ.get("POD_NAMESPACE", "default"),
         f"{os.environ.get('POD_NAME', 'firn-operator')}_{uuid.uuid4().hex[:8]}", os.environ.get("FIRN_BROKER_IMAGE", ""),
+        os.environ.get("FIRN_SPARK_IMAGE", ""),
     )  # fmt: skip
 
 
@@ -61,7 +63,7 @@ class Operator:
     """Cache, queue and passes, put together; ``work`` runs them while this process leads."""
 
     def __init__(
-        self, kube: Kube, brokers: Brokers, *, image: str, sees_nodes: bool, randomness: random.Random,
+        self, kube: Kube, brokers: Brokers, *, image: str, spark_image: str, sees_nodes: bool, randomness: random.Random,
         metrics: Metrics | None = None, now: Callable[[], datetime] = lambda: datetime.now(UTC),
         clock: Callable[[], float] = boot_time,
     ) -> None:  # fmt: skip
@@ -73,6 +75,7 @@ class Operator:
             self.cache,
             note=self._note,
             default_image=image,
+            spark_image=spark_image,
             sees_nodes=sees_nodes,
             now=now,
             clock=clock,
@@ -123,7 +126,7 @@ async def run(settings: Settings) -> None:
     sees_nodes = await _may_list_nodes(real)
     fencing = Fencing(real, RealBrokers(), leader.left_s)
     operator = Operator(
-        fencing, fencing, image=settings.image, sees_nodes=sees_nodes,
+        fencing, fencing, image=settings.image, spark_image=settings.spark_image, sees_nodes=sees_nodes,
         randomness=randomness, metrics=metrics,
     )  # fmt: skip
 
@@ -231,6 +234,7 @@ async def show_plan(settings: Settings) -> list[str]:
             fencing,
             fencing,
             image=settings.image,
+            spark_image=settings.spark_image,
             sees_nodes=sees_nodes,
             randomness=random.Random(0),
         )

@@ -13,6 +13,7 @@ from firn_operator.kube import Obj, name_of, namespace_of
 from firn_operator.names import HIBERNATE, PAUSED, RESTART
 
 DEFAULT_REPLICAS = 3
+DEFAULT_HISTORY = 3  # runs of a schedule that have ended, kept
 DEFAULT_STORAGE = "20Gi"
 
 
@@ -109,6 +110,21 @@ def parse_cluster(obj: Obj) -> ClusterSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ForcedWish:
+    """``spec.forceCompaction`` of a topic."""
+
+    schedule: str | None
+    history_limit: int
+    run: Mapping[str, Any] = field(hash=False)  # engine and spark, as a ForceCompaction has them
+
+
+def _parse_forced(value: Mapping[str, Any]) -> ForcedWish:
+    limit = _whole(value.get("historyLimit"), DEFAULT_HISTORY)
+    run = {name: value[name] for name in ("engine", "spark") if name in value}
+    return ForcedWish(value.get("schedule"), limit, run)
+
+
+@dataclass(frozen=True, slots=True)
 class TopicWish:
     """A CompactedTopic, as far as it is the operator's."""
 
@@ -119,7 +135,7 @@ class TopicWish:
     min_in_sync: int | None
     min_in_sync_in_force: int | None  # as the brokers report it
     keeps_records: bool
-    schedule: str | None
+    forced: "ForcedWish"
 
 
 def parse_topic(obj: Obj) -> TopicWish:
@@ -137,7 +153,7 @@ def parse_topic(obj: Obj) -> TopicWish:
         min_in_sync=least if isinstance(least, int) else None,
         min_in_sync_in_force=in_force if isinstance(in_force, int) else None,
         keeps_records=spec.get("deletionPolicy", "Delete") == "Retain",
-        schedule=_mapping(spec.get("forceCompaction")).get("schedule"),
+        forced=_parse_forced(_mapping(spec.get("forceCompaction"))),
     )
 
 

@@ -60,6 +60,14 @@ def group(**values: Any) -> Obj:
     )
 
 
+def spark(**values: Any) -> Obj:
+    return force(engine="spark", spark=values)
+
+
+def scheduled(**values: Any) -> Obj:
+    return topic({"forceCompaction": values})
+
+
 def force(**values: Any) -> Obj:
     return resource("ForceCompaction", "now", {"topicRef": {"name": "quotes"}, **values})
 
@@ -80,10 +88,15 @@ CREATED: list[tuple[str, Obj, str]] = [
     ("flush by interval", topic({"durability": {"flush": "interval"}}), ""),
     ("access", topic({"access": [{"principals": ["system:serviceaccount:shop:*"], "allow": ["read", "write"]}]}), ""),
     ("a schedule", topic({"forceCompaction": {"schedule": "0 3 * * *", "engine": "broker"}}), ""),
+    ("a schedule of Spark", scheduled(schedule="*/5 1-4 * * MON", historyLimit=0, spark={"executors": 4}), ""),
+    ("a schedule without an engine", scheduled(schedule="0 3 * * *"), ""),
     ("records to be kept", topic({"deletionPolicy": "Retain"}), ""),
     ("a topic with dots, in a cluster", topic(name="orders.eu"), ""),
     ("brokers of its own", own({"brokers": {"replicas": 5}, "durability": {"minInSync": 4}}), ""),
     # Topics: what is not.
+    ("a schedule of four fields", scheduled(schedule="0 3 * *  "), "should match"),
+    ("a schedule of the brokers with Spark", scheduled(engine="broker", spark={"cores": 1}), "spark is for the engines"),
+    ("less than no history", scheduled(historyLimit=-1), "should be greater than or equal to 0"),
     ("no partitions", topic({"partitions": 0}), "should be greater than or equal to 1"),
     ("too many partitions", topic({"partitions": 100_001}), "should be less than or equal to 100000"),
     ("partitions in words", topic({"partitions": "four"}), "must be of type integer"),
@@ -136,6 +149,14 @@ CREATED: list[tuple[str, Obj, str]] = [
     ("a group beyond its cluster", group(group=1), "group is a number below groups"),
     ("a compaction", force(), ""),
     ("a compaction by Spark", force(engine="spark", spark={"executors": 2, "memory": "2Gi"}), ""),
+    ("a driver of Spark alone", spark(runner="local", cores=2, memory="1024Mi"), ""),
+    ("Spark that may be asked", force(engine="auto", spark={"runner": "job", "executors": 4}), ""),
+    ("executors of a driver alone", spark(runner="local", executors=2), "executors are for the runner job"),
+    ("no executors", spark(executors=0), "should be greater than or equal to 1"),
+    ("an unknown runner", spark(runner="yarn"), "supported values"),
+    ("little memory for Spark", spark(memory="512Mi"), "at least 1Gi"),
+    ("no memory for Spark", spark(memory="0Gi"), "at least 1Gi"),
+    ("memory of Spark without a unit", spark(memory="2000000000"), "should match"),
     ("a compaction of nothing", resource("ForceCompaction", "now", {}), "spec.topicRef: Required value"),
     ("an unknown engine", force(engine="fast"), "supported values"),
     ("Spark for the brokers' engine", force(engine="broker", spark={"executors": 1}), "spark is for the engines"),
@@ -158,6 +179,7 @@ CHANGED: list[tuple[str, Obj, Obj, str]] = [
     ("the default index by its name", cluster(), cluster({"config": {"index": "rocksdb"}}), ""),
     ("without TLS", cluster(), cluster({"security": {"insecure": True}}), "security.insecure cannot change"),
     ("another group", group(groups=2), group(groups=2, group=1), "clusterRef and group cannot change"),
+    ("more executors for a run", force(spark={"executors": 1}), force(spark={"executors": 2}), "a run cannot change once"),
     ("another topic to compact", force(), force(topicRef={"name": "other"}), "a run cannot change once it was asked for"),
     ("a longer memory of a run", force(), force(ttlSecondsAfterFinished=60), ""),
 ]  # fmt: skip

@@ -64,6 +64,11 @@ def test_definitions_can_be_left_to_somebody_else() -> None:
     assert "CustomResourceDefinition" not in render({"crds": {"install": False}})
 
 
+def test_an_operator_without_an_image_of_spark_is_told_of_none() -> None:
+    assert "FIRN_SPARK_IMAGE" in render({})
+    assert "FIRN_SPARK_IMAGE" not in render({"image": {"spark": {"repository": ""}}})
+
+
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"replicas": 3}, "additional properties 'replicas' not allowed"),
     ({"operator": {"replicas": "two"}}, "at '/operator/replicas': got string, want integer"),

@@ -10,6 +10,7 @@ from pods_kit import CLUSTER, FIRN, NAMESPACE, until
 
 from firn.access import Right, parse_access, rights_of
 from firn.errors import NotMaster, TopicExists, Unavailable, UnknownTopic
+from firn.runs import driver_account, executor_account
 from firn.topicspec import TopicSpec
 from firn_node.clock import RealClock, RealRandomness
 from firn_node.engine.api import TopicInfo
@@ -172,6 +173,22 @@ class TestThePlan:
         assert not rights_of(
             f"system:serviceaccount:{NAMESPACE}:till", parse_access(given.spec.operator["access"])
         )
+
+    @pytest.mark.parametrize("access", [None, [{"principals": ["a"], "allow": ["write"]}]])
+    def test_runs_of_spark_on_it_may_read_and_compact_it_and_no_other_topic(self, access: Any) -> None:
+        step = plan(resource("quotes", access=access), None, OURS, default_min_in_sync=2)
+        assert isinstance(step, Create)
+        rules = parse_access(step.spec.operator["access"])
+        for name in (driver_account("quotes"), executor_account("quotes")):
+            rights = rights_of(f"system:serviceaccount:{NAMESPACE}:{name}", rules)
+            assert {Right.READ, Right.COMPACT} <= rights
+            other = rights_of(f"system:serviceaccount:{NAMESPACE}:{name}x", rules)
+            assert Right.COMPACT not in other
+
+    def test_a_topic_of_any_name_has_rules_that_count(self) -> None:
+        for name in ("t" * 249, "a.b-c"):
+            assert isinstance(plan(resource(name), None, OURS, default_min_in_sync=2), Create)
+        assert driver_account("t" * 248 + "a") != driver_account("t" * 248 + "b")
 
 
 def test_a_resource_is_made_changed_and_said_so_once_each() -> None:

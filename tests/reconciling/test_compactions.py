@@ -4,9 +4,9 @@ import asyncio
 from datetime import timedelta
 
 import pytest
-from operator_kit import World, new_operator, rounds
+from operator_kit import NAMESPACE, SPARK_IMAGE, World, new_operator, rounds
 
-from firn_operator.kube import COMPACTION
+from firn_operator.kube import COMPACTION, CONFIG_MAP, JOB, POD, ROLE_BINDING, SERVICE_ACCOUNT, Obj, name_of
 
 
 @pytest.fixture
@@ -18,8 +18,8 @@ def world() -> World:
     return made
 
 
-def go(world: World, count: int = 10) -> None:
-    asyncio.run(rounds(world, new_operator(world), count))
+def go(world: World, count: int = 10, *, spark_image: str = SPARK_IMAGE) -> None:
+    asyncio.run(rounds(world, new_operator(world, spark_image=spark_image), count))
 
 
 def status(world: World, name: str) -> dict[str, object]:
@@ -29,7 +29,7 @@ def status(world: World, name: str) -> dict[str, object]:
 
 
 def test_a_run_is_asked_of_the_brokers_and_its_result_kept(world: World) -> None:
-    world.force("now", "quotes")
+    world.force("now", "quotes", engine="broker")
     go(world)
     shown = status(world, "now")
     assert (shown["phase"], shown["engine"], shown["progress"]) == ("Succeeded", "broker", "1/1")
@@ -56,16 +56,18 @@ def test_two_runs_of_a_topic_come_one_after_the_other(world: World) -> None:
     go(world, 3)
     assert (status(world, "a")["phase"], status(world, "b")["phase"]) == ("Running", "Pending")
     assert "a compacts the topic before it" in world.condition(COMPACTION, "b", "Complete")["message"]
-    go(world, 15)
+    go(world, 20)
     assert (status(world, "a")["phase"], status(world, "b")["phase"]) == ("Succeeded", "Succeeded")
 
 
-def test_a_run_by_spark_says_that_there_is_none(world: World) -> None:
+def test_a_run_by_spark_waits_where_the_operator_knows_no_image(world: World) -> None:
     world.force("now", "quotes", engine="spark")
-    go(world, 3)
+    go(world, 3, spark_image="")
     assert status(world, "now")["phase"] == "Pending"
     assert world.condition(COMPACTION, "now", "Complete")["reason"] == "EngineUnavailable"
     assert world.compactions == {}
+    go(world, 3)
+    assert status(world, "now")["phase"] == "Running"
 
 
 def test_a_run_of_a_topic_that_is_not_there_waits_and_says_so(world: World) -> None:
@@ -89,3 +91,228 @@ def test_a_run_that_the_brokers_have_forgotten_is_asked_for_again(world: World) 
     world.compactions.clear()
     go(world)
     assert status(world, "now")["phase"] == "Succeeded"
+
+
+# Spark.
+
+
+def driver(world: World) -> Obj:
+    [job] = world.all(JOB)
+    return job
+
+
+def test_an_automatic_run_of_a_small_topic_is_the_brokers_and_says_why(world: World) -> None:
+    world.force("now", "quotes")
+    go(world)
+    assert (status(world, "now")["phase"], status(world, "now")["engine"]) == ("Succeeded", "broker")
+    assert status(world, "now")["engineReason"] == "the topic has 1Mi to compact, and Spark pays from 16Gi on"
+    assert world.all(JOB) == []
+
+
+def test_an_automatic_run_of_a_large_topic_is_sparks_and_says_why(world: World) -> None:
+    world.topic_bytes = 20 << 30
+    world.force("now", "quotes")
+    go(world, 3)
+    shown = status(world, "now")
+    assert (shown["phase"], shown["engine"], shown["runner"]) == ("Running", "spark", "local")
+    assert "20Gi to compact" in str(shown["engineReason"])
+    assert "alone below 128Gi" in str(shown["engineReason"])
+    assert world.compactions == {}
+
+
+def test_an_automatic_run_of_a_huge_topic_gets_executors(world: World) -> None:
+    world.topic_bytes = 1 << 40
+    world.force("now", "quotes")
+    go(world, 3)
+    assert status(world, "now")["runner"] == "job"
+
+
+def test_an_automatic_run_is_the_brokers_where_there_is_no_spark(world: World) -> None:
+    world.topic_bytes = 1 << 40
+    world.force("now", "quotes")
+    go(world, 3, spark_image="")
+    assert (status(world, "now")["engine"], status(world, "now")["engineReason"]) == (
+        "broker",
+        "there is no Spark here",
+    )
+
+
+def test_the_engine_of_a_run_stays_what_it_was_when_the_topic_grows(world: World) -> None:
+    world.force("now", "quotes")
+    go(world, 3)
+    world.topic_bytes = 1 << 40
+    go(world, 2)
+    assert status(world, "now")["engine"] == "broker"
+    assert world.all(JOB) == []
+
+
+def test_a_run_of_spark_is_followed_by_its_plan_to_its_result(world: World) -> None:
+    world.force("now", "quotes", engine="spark", spark={"runner": "job", "executors": 3})
+    said = set()
+    for _ in range(12):
+        go(world, 1)
+        said.add(world.condition(COMPACTION, "now", "Complete").get("message", ""))
+    shown = status(world, "now")
+    assert (shown["phase"], shown["engine"], shown["runner"], shown["progress"]) == (
+        "Succeeded",
+        "spark",
+        "job",
+        "1/1",
+    )
+    assert shown["partitions"] == [{
+        "partition": 0, "state": "done", "recordsBefore": 10, "recordsAfter": 4, "seconds": 0.5, "tombstonesDropped": 1,
+    }]  # fmt: skip
+    head = "Spark compacts the topic (driver and executors)"
+    assert {f"{head}: the driver begins", f"{head}: 1 of 2 slices of keys are read"} <= said
+    assert {"CompactionStarted", "CompactionDone"} <= set(world.events())
+    assert len(world.all(JOB)) == 1, "the driver's log is kept for a while"
+
+
+def test_a_drivers_pods_may_do_what_their_runner_needs(world: World) -> None:
+    world.force("alone", "quotes", engine="spark", spark={"runner": "local", "cores": 2, "memory": "3Gi"})
+    go(world, 4)
+    pod = driver(world)["spec"]["template"]["spec"]
+    assert world.all(ROLE_BINDING)[0]["metadata"]["name"] == "main-0"
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("firn-driver-quotes", False)
+    assert pod["containers"][0]["resources"]["limits"] == {"memory": "3072Mi"}
+    assert pod["containers"][0]["args"][-1] == "local[2]"
+    assert [name_of(each) for each in world.all(SERVICE_ACCOUNT)] == ["firn-driver-quotes", "main-0"]
+
+
+def test_a_run_that_spark_and_the_brokers_disagree_about_fails_with_the_offsets(world: World) -> None:
+    world.bad_partition = "disagreement"
+    world.force("now", "quotes", engine="spark")
+    go(world, 12)
+    assert status(world, "now")["phase"] == "Failed"
+    condition = world.condition(COMPACTION, "now", "Complete")
+    assert condition["reason"] == "Disagreement"
+    assert "first at offsets 17, 23" in condition["message"]
+    assert "CompactionFailed" in world.events()
+
+
+def test_a_driver_that_is_given_up_fails_the_run_with_its_last_words(world: World) -> None:
+    world.driver_says = "Unavailable: no broker answers"
+    world.force("now", "quotes", engine="spark")
+    go(world, 6)
+    assert status(world, "now")["phase"] == "Failed"
+    message = world.condition(COMPACTION, "now", "Complete")["message"]
+    assert "BackoffLimitExceeded" in message
+    assert message.endswith("it said: Unavailable: no broker answers")
+
+
+def test_a_job_that_somebody_deleted_is_made_again_and_goes_on_with_its_plan(world: World) -> None:
+    world.force("now", "quotes", engine="spark")
+    go(world, 5)
+    first = driver(world)["metadata"]["uid"]
+    assert world.plans["quotes"]["state"] == "open"
+    world.remove(JOB, name_of(driver(world)))
+    go(world, 8)
+    assert driver(world)["metadata"]["uid"] != first
+    assert status(world, "now")["phase"] == "Succeeded"
+
+
+def test_a_run_whose_plan_is_done_gets_no_second_driver(world: World) -> None:
+    world.force("now", "quotes", engine="spark")
+    go(world, 3)
+    world.plans["quotes"] = {
+        "id": "p", "run": (world.find(COMPACTION, "now") or {})["metadata"]["uid"], "state": "done",
+        "partitions": [{"partition": 0, "state": "done"}],
+    }  # fmt: skip
+    for job in world.all(JOB):
+        world.remove(JOB, name_of(job))
+    go(world, 3)
+    assert world.all(JOB) == []
+    assert status(world, "now")["phase"] == "Succeeded"
+
+
+def test_a_driver_that_ended_well_where_the_brokers_have_forgotten_its_plan_has_done_it(world: World) -> None:
+    world.force("now", "quotes", engine="spark")
+    go(world, 4)
+    world.drivers_at_work = False
+    world.plans.clear()
+    world.change(
+        JOB,
+        name_of(driver(world)),
+        lambda job: job.update(status={"conditions": [{"type": "Complete", "status": "True"}]}),
+    )
+    go(world, 2)
+    assert status(world, "now")["phase"] == "Succeeded"
+
+
+def test_the_plan_of_somebody_else_says_nothing_about_a_run(world: World) -> None:
+    world.plans["quotes"] = {
+        "id": "p",
+        "run": "a person",
+        "state": "done",
+        "partitions": [{"partition": 0, "state": "done"}],
+    }
+    world.drivers_at_work = False
+    world.force("now", "quotes", engine="spark")
+    go(world, 6)
+    assert status(world, "now")["phase"] == "Running"
+    assert world.condition(COMPACTION, "now", "Complete")["message"].endswith("the driver begins")
+
+
+def test_a_driver_that_cannot_begin_is_told_of(world: World) -> None:
+    world.drivers_at_work = False
+    world.force("now", "quotes", engine="spark")
+    go(world, 4)
+    job = driver(world)
+    waiting = {
+        "containerStatuses": [
+            {"state": {"waiting": {"reason": "ErrImageNeverPull", "message": "no such image"}}}
+        ]
+    }
+    meta = {"name": "p", "namespace": NAMESPACE, "labels": {"job-name": name_of(job)}}
+    world.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}, "status": waiting})
+    go(world, 2)
+    assert "(ErrImageNeverPull no such image)" in world.condition(COMPACTION, "now", "Complete")["message"]
+
+
+def test_a_deleted_run_of_spark_takes_its_driver_and_its_plan_along(world: World) -> None:
+    world.force("now", "quotes", engine="spark", spark={"runner": "job"})
+    go(world, 4)
+    assert world.plans["quotes"]["state"] == "open"
+    world.end(COMPACTION, "now")
+    go(world, 3)
+    assert world.find(COMPACTION, "now") is None
+    assert world.plans["quotes"]["state"] == "cancelled"
+    assert world.all(JOB) == []
+    own = [name_of(each) for kind in (CONFIG_MAP, SERVICE_ACCOUNT, POD) for each in world.all(kind)]
+    assert [name for name in own if not name.startswith("main")] == []
+
+
+def test_a_deleted_run_leaves_the_plan_of_another_one_alone(world: World) -> None:
+    world.force("now", "quotes", engine="spark")
+    go(world, 3)
+    world.drivers_at_work = False
+    world.plans["quotes"] = {"id": "p", "run": "a person", "state": "open", "partitions": []}
+    world.end(COMPACTION, "now")
+    go(world, 3)
+    assert world.plans["quotes"]["state"] == "open"
+    assert world.find(COMPACTION, "now") is None
+
+
+def test_a_name_that_somebody_else_has_fails_the_run_and_is_left_alone(world: World) -> None:
+    meta = {"name": "firn-driver-quotes", "namespace": NAMESPACE}
+    world.put({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": meta})
+    world.force("now", "quotes", engine="spark")
+    go(world, 5)
+    assert (
+        "ServiceAccount firn-driver-quotes is there and not the operator's"
+        in (world.condition(COMPACTION, "now", "Complete")["message"])
+    )
+    assert world.all(JOB) == []
+
+
+def test_a_cluster_of_brokers_that_ask_for_nothing_gives_its_drivers_no_token(world: World) -> None:
+    world.cluster("open", security={"insecure": True})
+    world.topic("news", "open")
+    go(world, 15)
+    world.force("now", "news", engine="spark", spark={"runner": "job"})
+    go(world, 4)
+    pod = driver(world)["spec"]["template"]["spec"]
+    assert [volume["name"] for volume in pod["volumes"]] == ["tmp", "spark"]
+    assert {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}["FIRN_BROKER"] == (
+        f"open-bootstrap.{NAMESPACE}.svc:7700"
+    )

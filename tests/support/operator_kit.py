@@ -24,6 +24,7 @@ from firn_operator.kube import (
     COMPACTION,
     EVENT,
     GROUP,
+    JOB,
     KINDS,
     LEASE,
     NODE,
@@ -42,7 +43,7 @@ from firn_operator.running import Operator
 from firn_operator.same import digest
 
 NAMESPACE = "shop"
-IMAGE = "firn:1"
+IMAGE, SPARK_IMAGE = "firn:1", "firn-spark:1"
 QUIET_ROUNDS = 8
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MANAGER = "firn-operator"
@@ -285,6 +286,11 @@ class World(Store):
         self.switchovers: list[tuple[int, str]] = []
         self.refuse_switchovers = False
         self.compactions: dict[str, int] = {}
+        self.plans: dict[str, Obj] = {}  # by topic
+        self.topic_bytes = 1 << 20
+        self.driver_says = ""  # the last words of drivers that fail
+        self.bad_partition = ""  # the state that Spark's comparison ends in, in place of done
+        self.drivers_at_work = True
         self.cancelled: list[str] = []
         self.stuck: set[str] = set()  # pods that find no node
         self.never_in_sync: set[tuple[str, str]] = set()  # images and pods
@@ -299,13 +305,16 @@ class World(Store):
             self._keep(stateful_set)
         self._end_pods()
         for pod in self.all(POD):
-            self._run(pod)
+            if cluster_of(pod) is not None:
+                self._run(pod)
         for lease in [obj for obj in self.all(LEASE) if cluster_of(obj) is not None]:
             self._elect(lease)
         for pod in self.all(POD):
             self._ready(pod)
         for topic in self.all(TOPIC):
             self._take_over(topic)
+        for job in self.all(JOB):
+            self._drive(job)
         self._collect()
         self.check()
 
@@ -504,6 +513,71 @@ class World(Store):
         if self.compactions.pop(topic, None) is None:
             raise NotFound(f"no compaction of {topic}")
 
+    async def describe(self, way: Way, topic: str) -> Mapping[str, Any]:
+        assert way.addresses, "nobody to ask"
+        row = {"partition": 0, "compacted_bytes": self.topic_bytes, "raw_bytes": 0, "dirty_ratio": 0.0}
+        return {"name": topic, "partitions": [row]}
+
+    async def plan(self, way: Way, topic: str) -> Mapping[str, Any] | None:
+        assert way.addresses, "nobody to ask"
+        return copy.deepcopy(self.plans.get(topic))
+
+    async def cancel_plan(self, way: Way, topic: str) -> None:
+        self.cancelled.append(topic)
+        if topic in self.plans:
+            self.plans[topic]["state"] = "cancelled"
+
+    # Spark's drivers: one slice a turn.
+
+    def _drive(self, job: Obj) -> None:
+        conditions = (job.get("status") or {}).get("conditions") or ()
+        if conditions or not self.drivers_at_work:
+            return
+        words = job["spec"]["template"]["spec"]["containers"][0]["args"]
+        topic, run = words[3], words[words.index("--run") + 1]
+        pod = f"{name_of(job)}-x"
+        if self.find(POD, pod) is None:
+            self._make_driver(job, pod)
+        if self.driver_says:
+            ended = {"terminated": {"exitCode": 1, "message": f"some lines\n{self.driver_says}"}}
+            self._set_status(self.find(POD, pod) or {}, ready=False, state=ended)
+            said = {
+                "reason": "BackoffLimitExceeded",
+                "message": "Job has reached the specified backoff limit",
+            }
+            self._end_job(job, {"type": "Failed", "status": "True", **said})
+            return
+        plan = self.plans.get(topic)
+        if plan is None or plan["run"] != run:
+            row = {"partition": 0, "state": "waiting", "slices": 2, "uploaded": []}
+            self.plans[topic] = {"id": f"plan-{run}", "run": run, "state": "open", "partitions": [row]}
+        elif plan["state"] == "open" and len(plan["partitions"][0]["uploaded"]) < 2:
+            uploaded = plan["partitions"][0]["uploaded"]
+            uploaded.append(len(uploaded))
+        elif plan["state"] == "open":
+            numbers = {"records_before": 10, "records_after": 4, "seconds": 0.5, "tombstones_dropped": 1}
+            plan["partitions"][0] |= {"state": self.bad_partition or "done", **numbers}
+            if self.bad_partition:
+                plan["partitions"][0]["disagreements"] = [17, 23]
+            plan["state"] = "done"
+        else:
+            self._end_job(job, {"type": "Complete", "status": "True"})
+
+    def _make_driver(self, job: Obj, pod: str) -> None:
+        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name_of(job), "uid": job["metadata"]["uid"]}
+        meta = {
+            "name": pod,
+            "namespace": NAMESPACE,
+            "labels": {"job-name": name_of(job)},
+            "ownerReferences": [owner],
+        }
+        self.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}, "status": {}})
+
+    def _end_job(self, job: Obj, condition: Obj) -> None:
+        changed = copy.deepcopy(job)
+        changed["status"] = {"conditions": [condition]}
+        self.put(changed)
+
     def _write_record(self, name: str) -> None:
         record = self.records[name]
 
@@ -525,7 +599,8 @@ class World(Store):
                 self.end(KINDS[obj["kind"]], name_of(obj), namespace_of(obj))
         sets = {name_of(each) for each in self.all(STATEFUL_SET)}
         for pod in self.all(POD):
-            if name_of(pod).rpartition("-")[0] not in sets and not self._is_orphan(pod):
+            is_brokers = cluster_of(pod) is not None
+            if is_brokers and name_of(pod).rpartition("-")[0] not in sets and not self._is_orphan(pod):
                 self.end(POD, name_of(pod))
 
     def _is_orphan(self, pod: Obj) -> bool:
@@ -605,10 +680,10 @@ class World(Store):
         return [event["reason"] for event in self.all(EVENT)]
 
 
-def new_operator(world: World) -> Operator:
+def new_operator(world: World, *, spark_image: str = SPARK_IMAGE) -> Operator:
     """An operator as a process begins: it knows nothing."""
     return Operator(
-        world, world, image="", sees_nodes=True, randomness=random.Random(0), now=world.time,
+        world, world, image="", spark_image=spark_image, sees_nodes=True, randomness=random.Random(0), now=world.time,
         clock=world.seconds,
     )  # fmt: skip
 

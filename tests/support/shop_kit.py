@@ -56,7 +56,7 @@ def helm(cluster: Cluster, *words: str) -> str:
 def image_values() -> list[str]:
     """Helm's words for the images of this tree."""
     words = ["--set", "image.registry=localhost"]
-    for value, image in (("operator", images.OPERATOR), ("node", images.NODE)):
+    for value, image in (("operator", images.OPERATOR), ("node", images.NODE), ("spark", images.SPARK)):
         name, tag = image.reference().removeprefix("localhost/").split(":")
         words += ["--set", f"image.{value}.repository={name}", "--set-string", f"image.{value}.tag={tag}"]
     return words
@@ -74,7 +74,12 @@ class Shop:
         return f"{self.name}-0"
 
     def apply(
-        self, *, replicas: int = 3, lease_ttl: str = "3s", spec: Mapping[str, Any] | None = None
+        self,
+        *,
+        replicas: int = 3,
+        lease_ttl: str = "3s",
+        spec: Mapping[str, Any] | None = None,
+        partitions: int = 2,
     ) -> None:
         """A cluster of one group and a topic in it, small enough for several on one machine."""
         brokers = {
@@ -84,7 +89,7 @@ class Shop:
             "config": {"leaseTtl": lease_ttl},
             **(spec or {}),
         }
-        topic = {"partitions": 2, "clusterRef": {"name": self.name}}
+        topic = {"partitions": partitions, "clusterRef": {"name": self.name}}
         items = [_object("BrokerCluster", self.name, brokers), _object("CompactedTopic", TOPIC, topic)]
         self.cluster.apply({"apiVersion": "v1", "kind": "List", "items": items}, namespace=self.space)
 

@@ -408,6 +408,12 @@ class Client:
     def cancel_compaction(self, topic: str) -> None:
         self._run(self._inner.cancel_compaction(topic))
 
+    def compaction_plan(self, topic: str) -> dict[str, Any] | None:
+        return self._run(self._inner.compaction_plan(topic))
+
+    def cancel_plan(self, topic: str) -> None:
+        self._run(self._inner.cancel_plan(topic))
+
     def status(self) -> dict[str, Any]:
         return self._run(self._inner.status())
 

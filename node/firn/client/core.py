@@ -1,6 +1,7 @@
 """``Client``: everything a program asks of brokers, over asyncio."""
 
 import asyncio
+import contextlib
 import random
 import re
 import weakref
@@ -15,7 +16,7 @@ from firn.client.clusterstatus import cluster_status
 from firn.client.dialling import Dial, direct
 from firn.client.feed import PAGE_BYTES, PREFETCH_BYTES, Source
 from firn.client.gets import Gets
-from firn.client.groupparts import joined_runs, whole_description
+from firn.client.groupparts import joined_plans, joined_runs, whole_description
 from firn.client.groups import GroupOffset, commit_offsets, fetch_offsets
 from firn.client.operating import rebuild, switch_over
 from firn.client.producer import Producer, ProducerSettings
@@ -25,7 +26,7 @@ from firn.client.routes import Routes, Target
 from firn.client.snapshot import Snapshot
 from firn.client.table import Table
 from firn.client.transport import Transport, path_of
-from firn.errors import Invalid, InvariantBroken, NotFound, Timeout, Unavailable, UnknownTopic
+from firn.errors import Invalid, InvariantBroken, NotFound, Timeout, Unavailable, UnknownPlan, UnknownTopic
 from firn.record import Record, parse_document
 from firn.shown import ANY, MASTER
 from firn.tls import find_credentials
@@ -34,6 +35,7 @@ TIMEOUT_S = 30.0
 TOPICS_PAGE = 1000
 POLL_S = 0.2
 _HEX = re.compile("[0-9a-f]{1,8}")
+_PLAN = ("compaction", "plan")
 T = TypeVar("T")
 STATUS_SHARE = 3  # a broker that is frozen may take this part of the time: there may be more of them to ask
 
@@ -402,6 +404,27 @@ class Client:
         """Stop a requested compaction; what it has swapped stays."""
         path = path_of("topics", topic, "compaction")
         await self._of_each(topic, lambda way: way.request("DELETE", path))
+
+    async def compaction_plan(self, topic: str) -> dict[str, Any] | None:
+        """The newest plan of a forced compaction by Spark, of all broker groups; None when there was none."""
+        return joined_plans(await self._of_each(topic, lambda way: self._plan_of(topic, way)))
+
+    async def _plan_of(self, topic: str, way: Transport) -> dict[str, Any] | None:
+        try:
+            return _mapping((await way.request("GET", path_of("topics", topic, *_PLAN))).document())
+        except NotFound:
+            return None
+
+    async def cancel_plan(self, topic: str) -> None:
+        """Drop a topic's open plan: what was applied by then stays. Nothing is done where there is none."""
+
+        async def cancel(way: Transport) -> None:
+            plan = await self._plan_of(topic, way)
+            if plan is not None and plan.get("state") == "open":
+                with contextlib.suppress(NotFound, UnknownPlan):  # it has ended meanwhile
+                    await way.request("DELETE", path_of("topics", topic, *_PLAN, str(plan["id"])))
+
+        await self._of_each(topic, cancel)
 
     async def status(self) -> dict[str, Any]:
         """What one broker, the preferred one, says of itself and of its topics."""

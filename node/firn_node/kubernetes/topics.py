@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from firn.errors import FirnError, Invalid, NotMaster, UnknownTopic
+from firn.runs import principals_of_runs
 from firn.topicspec import TopicSpec, check_topic_name, parse_spec
 from firn_node.clock import Clock, Randomness
 from firn_node.engine.api import TopicInfo
@@ -88,7 +89,8 @@ def plan(resource: Object, known: TopicInfo | None, ours: Ours, *, default_min_i
     try:
         name = check_topic_name(resource["metadata"]["name"])
         least = default_min_in_sync if known is None else known.spec.durability.min_in_sync
-        wanted = parse_spec({**spec, "access": spec.get("access") or own_access(ours)}, min_in_sync=least)
+        access = [*(spec.get("access") or own_access(ours)), run_access(ours, name)]
+        wanted = parse_spec({**spec, "access": access}, min_in_sync=least)
     except Invalid as error:
         return Refuse(error.message)
     if known is None:
@@ -104,6 +106,11 @@ def plan(resource: Object, known: TopicInfo | None, ours: Ours, *, default_min_i
 def own_access(ours: Ours) -> list[dict[str, Any]]:
     """The rules of a topic that gives none: service accounts of its namespace may read and write."""
     return [{"principals": [f"system:serviceaccount:{ours.namespace}:*"], "allow": ["read", "write"]}]
+
+
+def run_access(ours: Ours, topic: str) -> dict[str, Any]:
+    """The rule that every topic has beside its own: runs of Spark that the operator starts may read and compact it."""
+    return {"principals": principals_of_runs(ours.namespace, topic), "allow": ["read", "compact"]}
 
 
 def status_of(resource: Object, topic: TopicInfo | None, applied: Mapping[str, Any]) -> dict[str, Any]:

@@ -59,8 +59,9 @@ def _files(inputs: tuple[str, ...]) -> Iterator[Path]:
 _LOCKED = ("pyproject.toml", "uv.lock", "README.md", "LICENSE", ".dockerignore")
 NODE = Image("firn-node", "node/Dockerfile", (*_LOCKED, "node/firn", "node/firn_node"))
 OPERATOR = Image("firn-operator", "operator/Dockerfile", (*_LOCKED, "node/firn", "operator/firn_operator"))
+SPARK = Image("firn-spark", "spark/Dockerfile", (*_LOCKED, "node/firn", "spark"))
 
-IMAGES = {"node": NODE, "operator": OPERATOR}
+IMAGES = {"node": NODE, "operator": OPERATOR, "spark": SPARK}
 
 
 def archive(image: Image) -> Path:

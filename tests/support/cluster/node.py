@@ -24,8 +24,9 @@ from cluster.tools import tool
 CGROUPS = Path("/sys/fs/cgroup")
 PAUSE_IMAGE = "localhost/pause:1"
 _IMAGES_BYTES = (
-    4 << 30
-)  # of a node; two of this project's images and what they are unpacked to are half of that
+    6 << 30
+)  # of a node, at most; this project's images and what they are unpacked to are half of that
+_MEMORY_NEEDED = 12 << 30  # of the machine, so that images of three nodes are kept there beside what runs
 # Folders that programs of a node write to whatever they are told; an empty one each.
 _OWN_FOLDERS = ("/run", "/var/log", "/var/lib/cni")
 
@@ -37,7 +38,7 @@ def _has_memory() -> bool:
         for line in Path("/proc/meminfo").read_text().splitlines()
         if line.startswith("MemAvailable")
     )
-    return int(available) * 1024 > 3 * _IMAGES_BYTES
+    return int(available) * 1024 > _MEMORY_NEEDED
 
 
 def load(sockets: Sequence[Path], archive: Path) -> None:
