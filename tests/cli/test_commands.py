@@ -1,6 +1,7 @@
 """Exit codes, sentences and topics: 0 done, 1 failed with one sentence on stderr, 2 wrong usage."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -96,8 +97,9 @@ def test_producing_to_an_absent_topic_fails_before_any_input_is_taken(firn: Run)
     assert b"acknowledged" not in found.stdout
 
 
-def test_an_engine_that_is_not_there_is_said_so(bare: Run) -> None:
-    assert "no Spark engine" in sentence(bare("compact", "x", "--engine", "spark", code=1))
+def test_an_engine_that_is_not_there_is_said_so(bare: Run, tmp_path: Path) -> None:
+    found = bare("compact", "x", "--engine", "spark", code=1, JAVA_HOME=str(tmp_path))
+    assert "Java" in sentence(found)
 
 
 def test_the_broker_is_found_by_flag_before_or_behind_the_command_and_by_variable(

@@ -3,6 +3,7 @@
 import asyncio
 import random
 
+import numpy as np
 import pytest
 from engine_kit import Kit, run, running
 from plan_kit import compact_by_plan, encoded, ended, keys, map_all, open_plan, said_of, statement, upload
@@ -246,5 +247,44 @@ def test_records_younger_than_min_lag_are_left_out_and_counted(tmp_path):
             await filled(kit, minLag="1h")
             found = (await compact_by_plan(kit))["partitions"][0]
             assert (found["state"], found["plan_end"], found["records_kept_by_min_lag"]) == ("done", 0, 300)
+
+    run(go())
+
+
+def test_two_keys_that_a_key_index_takes_for_one_are_a_disagreement_and_both_stay(tmp_path):
+    async def go():
+        async with running(tmp_path) as kit:
+            await kit.create(compaction={"minDirtyRatio": 1.0})
+            await kit.put("t", [(b"a", b"1"), (b"b", b"2"), (b"c", b"3")])
+            log = kit.broker.partitions.get(kit.broker.topic("t"), 0).log
+            hi = np.array([7, 7, 9], np.uint64)  # of a and b the same fingerprint; its checksums are right
+            word = np.array([5 << 32 | row << 1 for row in range(3)], np.uint64)
+            log.seal(0, 3, [(hi, word)], bytes=500, max_append_ms=1)
+            found = (await compact_by_plan(kit))["partitions"][0]
+            assert (found["state"], found["disagreements"]) == ("disagreement", [0])
+            assert await kit.map("t") == {b"a": b"1", b"b": b"2", b"c": b"3"}
+            state = kit.broker.partitions.states[kit.broker.topic("t").topic_id, 0]
+            assert state.retry_ms > kit.broker.core.clock.now_ms() + 3_600_000, "not because it is due either"
+            assert state.horizon == 0
+
+    run(go())
+
+
+def test_a_key_index_whose_checksum_is_wrong_is_made_anew_and_agrees(tmp_path):
+    async def go():
+        async with running(tmp_path) as kit:
+            await filled(kit)
+            partition = kit.broker.partitions.get(kit.broker.topic("t"), 0)
+            plan = await open_plan(kit)
+            while not partition.log.manifest.dirty:
+                await asyncio.sleep(0.005)
+            (sealed,) = partition.log.manifest.dirty
+            path = tmp_path / "compacted" / str(plan["topic_id"]) / "0" / sealed.name
+            data = bytearray(path.read_bytes())
+            data[100] ^= 1
+            path.write_bytes(data)
+            await map_all(kit, plan)
+            found = (await ended(kit))["partitions"][0]
+            assert (found["state"], found["compared"]) == ("done", 300)
 
     run(go())

@@ -1,4 +1,7 @@
-"""``firn compact``: start a compaction, wait for its end, show what it did."""
+"""``firn compact``: start a compaction, wait for its end, show what it did.
+
+By Spark it is one by force, in a child process on this machine, and always waited for; the brokers say how far it is.
+"""
 
 import asyncio
 import sys
@@ -7,8 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from firn.cli.printing import compact_json
-from firn.cli.running import BrokerOption, OutputOption, TimeoutOption, connect, fail, run
+from firn.cli.running import BrokerOption, OutputOption, TimeoutOption, child_options, connect, fail, run
+from firn.cli.sparkrun import check_spark, compact_by_spark, missing
 from firn.cli.tables import print_compaction
+from firn.engines import Engine, bytes_to_compact, choose_engine
 
 POLL_SECONDS = 0.1
 ENGINES = ("broker", "spark", "auto")
@@ -30,33 +35,53 @@ def compact(
     if engine not in ENGINES:
         raise typer.BadParameter(f"--engine: {engine!r} is unknown; expected one of {', '.join(ENGINES)}")
     if engine == "spark":
-        fail("--engine spark: this build has no Spark engine; leave it out, or give --engine auto")
-
-    async def work() -> dict[str, Any]:
-        async with connect(broker, timeout) as client:
-            found = await client.compact(topic, force=force)
-            if not wait:
-                return found
-            with _Progress() as progress:
-                while found["state"] in ("waiting", "running"):
-                    progress.update(found)
-                    await asyncio.sleep(POLL_SECONDS)
-                    found = await client.compaction(topic) or found
-            return found
-
-    found = run(work())
+        check_spark()
+    if engine == "auto":
+        engine, why = run(_chosen(topic, broker, timeout, force=force))
+        print(f"engine {engine}: {why}", file=sys.stderr)
+    if engine == "spark":
+        with _Progress() as progress:
+            found = compact_by_spark(topic, child_options(broker, timeout), progress.update_plan)
+    else:
+        found = run(_by_broker(topic, broker, timeout, force=force, wait=wait))
     if output == "json":
         print(compact_json({name: found[name] for name in ("topic", "engine", "partitions")}))
     else:
         print_compaction(found)
-    failed = [p for p in found["partitions"] if p["state"] in ("failed", "cancelled")]
+    failed = [p for p in found["partitions"] if p["state"] in ("failed", "cancelled", "disagreement")]
     if failed:
         sys.stdout.flush()
         first = failed[0]
-        fail(
-            f"partition {first['partition']} of {topic} was not compacted: {first.get('reason') or first['state']}; "
-            "its old state is kept, the broker tries again"
+        end = "its old state is kept" + (
+            "" if first["state"] == "disagreement" else ", the broker tries again"
         )
+        fail(
+            f"partition {first['partition']} of {topic} was not compacted: {first.get('reason') or first['state']}; {end}"
+        )
+
+
+async def _by_broker(
+    topic: str, broker: str | None, timeout: str | None, *, force: bool, wait: bool
+) -> dict[str, Any]:
+    async with connect(broker, timeout) as client:
+        found = await client.compact(topic, force=force)
+        if not wait:
+            return found
+        with _Progress() as progress:
+            while found["state"] in ("waiting", "running"):
+                progress.update(found)
+                await asyncio.sleep(POLL_SECONDS)
+                found = await client.compaction(topic) or found
+        return found
+
+
+async def _chosen(topic: str, broker: str | None, timeout: str | None, *, force: bool) -> tuple[Engine, str]:
+    """The engine, and why."""
+    if not force:
+        return "broker", "Spark compacts by force alone"
+    async with connect(broker, timeout) as client:
+        size = bytes_to_compact((await client.describe(topic))["partitions"])
+    return choose_engine(size, has_spark=missing() is None)
 
 
 class _Progress:
@@ -84,6 +109,19 @@ class _Progress:
             completed=done,
             total=max(total, done, 1),
             description=f"compact {running}/{len(rows)} partitions",
+        )
+
+    def update_plan(self, told: dict[str, Any]) -> None:
+        """What the driver of Spark tells."""
+        if told.get("phase") == "mapping" and told.get("rows_read", 0) < told.get("rows_total", 0):
+            what, done, total = "Spark reads", told["rows_read"], told["rows_total"]
+        else:
+            what, done, total = "brokers write", told["rows_done"], told["rows_to_write"]
+        self._progress.update(
+            self._bar,
+            completed=done,
+            total=max(total, done, 1),
+            description=f"{what}, {told['partitions_done']}/{told['partitions']} partitions",
         )
 
     def __enter__(self) -> "_Progress":

@@ -207,6 +207,23 @@ def connect(broker: str | None, timeout: str | None, *, read_from: str | None = 
     )
 
 
+def child_options(broker: str | None, timeout: str | None) -> list[str]:
+    """The same as options of a process of ours that makes a connection of its own (``firn_spark``).
+
+    Errors: Failure when a cluster in Kubernetes is meant: it is reached by what this process forwards.
+    """
+    given = _common_options()
+    if broker is None and kubernetes_place() is not None:
+        fail("Spark on this machine cannot reach brokers in Kubernetes: make a ForceCompaction there instead")
+    address = broker or given.get("broker") or os.environ.get("FIRN_BROKER") or DEFAULT_BROKER
+    seconds = duration_ms(timeout or given.get("timeout") or DEFAULT_TIMEOUT) / 1000
+    found = ["--bootstrap", address, "--timeout", f"{seconds:g}"]
+    for name in ("tls_ca", "tls_cert", "tls_key", "token_file"):
+        if (value := given.get(name)) is not None:
+            found += ["--" + name.replace("_", "-"), value]
+    return found
+
+
 _common: dict[str, str | None] = {}
 
 

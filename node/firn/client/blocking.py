@@ -408,8 +408,16 @@ class Client:
     def cancel_compaction(self, topic: str) -> None:
         self._run(self._inner.cancel_compaction(topic))
 
+    def open_plan(self, topic: str, *, run: str = "", slice_records: int | None = None) -> dict[str, Any]:
+        return self._run(self._inner.open_plan(topic, run=run, slice_records=slice_records))
+
     def compaction_plan(self, topic: str) -> dict[str, Any] | None:
         return self._run(self._inner.compaction_plan(topic))
+
+    def touch_plan(
+        self, topic: str, ids: Sequence[str], progress: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        return self._run(self._inner.touch_plan(topic, ids, progress))
 
     def cancel_plan(self, topic: str) -> None:
         self._run(self._inner.cancel_plan(topic))

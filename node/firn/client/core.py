@@ -1,7 +1,6 @@
 """``Client``: everything a program asks of brokers, over asyncio."""
 
 import asyncio
-import contextlib
 import random
 import re
 import weakref
@@ -12,11 +11,12 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from firn.batch import Buffer
+from firn.client import plans
 from firn.client.clusterstatus import cluster_status
 from firn.client.dialling import Dial, direct
 from firn.client.feed import PAGE_BYTES, PREFETCH_BYTES, Source
 from firn.client.gets import Gets
-from firn.client.groupparts import joined_plans, joined_runs, whole_description
+from firn.client.groupparts import joined_runs, whole_description
 from firn.client.groups import GroupOffset, commit_offsets, fetch_offsets
 from firn.client.operating import rebuild, switch_over
 from firn.client.producer import Producer, ProducerSettings
@@ -26,7 +26,7 @@ from firn.client.routes import Routes, Target
 from firn.client.snapshot import Snapshot
 from firn.client.table import Table
 from firn.client.transport import Transport, path_of
-from firn.errors import Invalid, InvariantBroken, NotFound, Timeout, Unavailable, UnknownPlan, UnknownTopic
+from firn.errors import Invalid, InvariantBroken, NotFound, Timeout, Unavailable, UnknownTopic
 from firn.record import Record, parse_document
 from firn.shown import ANY, MASTER
 from firn.tls import find_credentials
@@ -35,7 +35,6 @@ TIMEOUT_S = 30.0
 TOPICS_PAGE = 1000
 POLL_S = 0.2
 _HEX = re.compile("[0-9a-f]{1,8}")
-_PLAN = ("compaction", "plan")
 T = TypeVar("T")
 STATUS_SHARE = 3  # a broker that is frozen may take this part of the time: there may be more of them to ask
 
@@ -405,26 +404,26 @@ class Client:
         path = path_of("topics", topic, "compaction")
         await self._of_each(topic, lambda way: way.request("DELETE", path))
 
-    async def compaction_plan(self, topic: str) -> dict[str, Any] | None:
-        """The newest plan of a forced compaction by Spark, of all broker groups; None when there was none."""
-        return joined_plans(await self._of_each(topic, lambda way: self._plan_of(topic, way)))
+    async def open_plan(
+        self, topic: str, *, run: str = "", slice_records: int | None = None
+    ) -> dict[str, Any]:
+        """Begin a compaction by force that somebody else decides: ``firn.client.plans``."""
+        target = await self._target(topic)
+        return await plans.open_plan(target, topic, run=run, slice_records=slice_records)
 
-    async def _plan_of(self, topic: str, way: Transport) -> dict[str, Any] | None:
-        try:
-            return _mapping((await way.request("GET", path_of("topics", topic, *_PLAN))).document())
-        except NotFound:
-            return None
+    async def compaction_plan(self, topic: str) -> dict[str, Any] | None:
+        """The newest plan of a topic; None when there is none."""
+        return await plans.newest_plan(await self._target(topic), topic)
+
+    async def touch_plan(
+        self, topic: str, ids: Sequence[str], progress: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Say that the plan's driver is there, and so far. Errors: UnknownPlan: plan again."""
+        return await plans.touch_plan(await self._target(topic), topic, ids, progress)
 
     async def cancel_plan(self, topic: str) -> None:
-        """Drop a topic's open plan: what was applied by then stays. Nothing is done where there is none."""
-
-        async def cancel(way: Transport) -> None:
-            plan = await self._plan_of(topic, way)
-            if plan is not None and plan.get("state") == "open":
-                with contextlib.suppress(NotFound, UnknownPlan):  # it has ended meanwhile
-                    await way.request("DELETE", path_of("topics", topic, *_PLAN, str(plan["id"])))
-
-        await self._of_each(topic, cancel)
+        """Let nothing more be compacted for a topic's open plan; what was by then stays. There may be none."""
+        await plans.cancel_plan(await self._target(topic), topic)
 
     async def status(self) -> dict[str, Any]:
         """What one broker, the preferred one, says of itself and of its topics."""

@@ -88,6 +88,7 @@ class Page:
     next_offset: int
     since: int | None
     size: int
+    horizon: int  # of the state that this answer is of
 
     def records(self, topic: str) -> list[Record]:
         with collector_at_rest():
@@ -165,7 +166,7 @@ class Cursor:
             self._has_end = True
         if self._target is not None and self.offset >= self._target:
             self._is_caught_up = True
-        return Page(self.partition, start, pieces, self.offset, self.since, len(data))
+        return Page(self.partition, start, pieces, self.offset, self.since, len(data), meta.horizon)
 
     def _check(self, meta: PageMeta) -> None:
         if self.topic_id is not None and meta.topic_id != self.topic_id:

@@ -27,24 +27,6 @@ def joined_runs(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def joined_plans(parts: Sequence[dict[str, Any] | None]) -> dict[str, Any] | None:
-    """One plan's document of those of the groups; None where no group has one.
-
-    It is ``open`` as long as a group has none yet, or none any more: its driver makes one there.
-    """
-    known = [part for part in parts if part is not None]
-    if not known:
-        return None
-    states = {part["state"] for part in known} | ({"open"} if len(known) < len(parts) else set())
-    newest = [part for part in known if part.get("run") == known[0].get("run")]
-    rows = [row for part in newest for row in part["partitions"]]
-    return {
-        **known[0],
-        "state": next((state for state in _PLAN_STATES if state in states), "done"),
-        "partitions": sorted(rows, key=lambda row: int(row["partition"])),
-    }
-
-
 async def whole_description(
     name: str, groups: Sequence[int], ways: Mapping[int, Transport]
 ) -> dict[str, Any]:

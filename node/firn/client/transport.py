@@ -281,6 +281,7 @@ class Transport:
         *,
         query: Mapping[str, object] | None = None,
         body: Any = None,
+        data: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         timeout: float | None = None,
         is_repeatable: bool = True,
@@ -288,15 +289,19 @@ class Transport:
     ) -> Answer:
         """The answer to an HTTP request, if it is one of success.
 
-        Shape: ``query`` parameters that are None are left out; ``body`` is sent as JSON. With an ``address`` only
-        that broker is asked.
+        Shape: ``query`` parameters that are None are left out; ``body`` is sent as JSON, ``data`` as they are. With an
+        ``address`` only that broker is asked.
         Errors: what the broker answered; Unavailable and Timeout when nobody did.
         """
         target = _target(path, query or {})
-        data = None if body is None else json.dumps(body).encode()
+        sent, given = data, dict(headers or {})
+        if body is not None:
+            sent = json.dumps(body).encode()
+        elif data is not None:
+            given = {"Content-Type": "application/octet-stream", **given}
 
         async def ask(at: str) -> Answer:
-            return await self._once(at, method, target, data, headers or {})
+            return await self._once(at, method, target, sent, given)
 
         async def attempt() -> Answer:
             if address is not None:

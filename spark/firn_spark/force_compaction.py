@@ -1,0 +1,260 @@
+"""``python -m firn_spark.force_compaction TOPIC``: a compaction by force that Spark decides and the brokers check.
+
+The driver makes a plan, lets tasks upload a statement about each slice that is missing, and waits until the brokers have
+compacted every partition or said why not. It holds counts only. Until the end it tells the brokers every second that it is
+there and how far it is; whoever follows the run asks them. When the plan is gone (a new master, a silence of ten minutes)
+it plans again. Exit codes: 0 done; 1 a partition failed or disagrees, or the run cannot go on; 2 wrong usage; 75 try again.
+"""
+
+import argparse
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from firn.client.blocking import Client
+from firn.errors import FirnError, NotMaster, Unavailable, UnknownPlan
+from firn_spark.connection import TIMEOUT_S, Connection
+from firn_spark.mapping import KEYS_BYTES_MAX, Mapped, Slice, map_slice
+from firn_spark.report import Document, final_document, print_table
+from firn_spark.session import check_here, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HEARTBEAT_S = 1.0
+PLANS_MAX = 10  # of one run: each new master costs one
+AGAIN = 75  # EX_TEMPFAIL
+Watch = Callable[[Document], None]
+
+
+class PlanLost(Unavailable):
+    """The plan was lost again and again: the brokers have no rest."""
+
+
+def compact(
+    spark: "SparkSession",
+    connection: Connection,
+    topic: str,
+    *,
+    run: str = "",
+    slice_records: int | None = None,
+    keys_bytes_max: int = KEYS_BYTES_MAX,
+    watch: Watch = lambda plan: None,
+) -> Document:
+    """Compact a topic by force: the plan as it has ended. ``watch`` is shown the plan about every second.
+
+    ``run``: a name; a plan of that name that is done is not done again. *Effects*: may be repeated.
+    *Errors*: PlanLost, UnknownTopic, those of the tasks, in Spark's own words.
+    """
+    with connection.client() as client:
+        for _ in range(PLANS_MAX):
+            plan = client.open_plan(topic, run=run, slice_records=slice_records)
+            watch(plan)
+            try:
+                return _carried_out(_Run(spark, connection, client, topic, keys_bytes_max, watch), plan)
+            except UnknownPlan:
+                continue
+    raise PlanLost(
+        f"{topic}: the plan was lost {PLANS_MAX} times; run it again when the brokers have come to rest"
+    )
+
+
+class _Run:
+    """One plan of one driver."""
+
+    def __init__(
+        self, spark: "SparkSession", connection: Connection, client: Client, topic: str, keys_bytes_max: int,
+        watch: Watch,
+    ) -> None:  # fmt: skip
+        self.spark = spark
+        self.connection = connection
+        self.client = client
+        self.topic = topic
+        self.keys_bytes_max = keys_bytes_max
+        self.watch = watch
+
+    def tasks(self, plan: Document) -> list[Slice]:
+        """What is missing, the largest first."""
+        rows = sorted(plan["partitions"], key=lambda row: -row["records"] // max(row["slices"], 1))
+        return [
+            Slice(
+                connection=self.connection, topic=self.topic, topic_id=plan["topic_id"], plan=row["plan"],
+                partition=row["partition"], slice=number, slices=row["slices"], plan_end=row["plan_end"],
+                keys_bytes_max=self.keys_bytes_max,
+            )
+            for row in rows
+            for number in row["missing"]
+        ]  # fmt: skip
+
+    def touch(self, plan: Document, phase: str) -> Document:
+        """The plan as it is now. *Errors*: UnknownPlan."""
+        done = sum(len(row["uploaded"]) for row in plan["partitions"])
+        total = sum(row["slices"] for row in plan["partitions"])
+        progress = {
+            "phase": phase, "slices_done": done, "slices_total": total, "driver": socket.gethostname(),
+            "rows_read": sum(row["seen"] for row in plan["partitions"]),
+            "rows_total": sum(row["records"] for row in plan["partitions"]),
+        }  # fmt: skip
+        found = self.client.touch_plan(self.topic, plan["ids"], progress)
+        self.watch(found)
+        return found
+
+
+def _carried_out(run: _Run, plan: Document) -> Document:
+    """The plan at its end. *Errors*: UnknownPlan; those of the tasks."""
+    while plan["state"] == "open":
+        if tasks := run.tasks(plan):
+            plan = _mapped(run, plan, tasks)
+        else:
+            plan = run.touch(plan, "applying")
+            if plan["state"] == "open":
+                time.sleep(HEARTBEAT_S / 4)
+    if plan["state"] != "done":
+        raise UnknownPlan(f"the plan of {run.topic} is {plan['state']}")
+    return plan
+
+
+def _mapped(run: _Run, plan: Document, tasks: list[Slice]) -> Document:
+    """Run a job over slices, and tell the brokers meanwhile. *Errors*: UnknownPlan; those of the job."""
+    context = run.spark.sparkContext
+    group = f"firn-plan-{'-'.join(plan['ids'])}"
+    found: list[Mapped] = []
+    failed: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            context.setJobGroup(group, f"force compaction of {run.topic}", interruptOnCancel=True)
+            found.extend(context.parallelize(tasks, len(tasks)).map(map_slice).collect())
+        except BaseException as error:
+            failed.append(error)
+
+    from pyspark import InheritableThread
+
+    thread: threading.Thread = InheritableThread(target=work, name="firn tasks", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(HEARTBEAT_S)
+            plan = run.touch(plan, "mapping")
+            if plan["state"] not in ("open", "done"):
+                raise UnknownPlan(f"the plan of {run.topic} is {plan['state']}")
+    finally:
+        if thread.is_alive():
+            context.cancelJobGroup(group)
+            thread.join()
+    if failed:
+        raise failed[0]
+    if any(mapped.outcome == "unknown_plan" for mapped in found):
+        raise UnknownPlan(f"the plan of {run.topic} is gone")
+    return plan
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    asked = _parser().parse_args(arguments)
+    connection = Connection(
+        bootstrap=asked.bootstrap, tls_ca=asked.tls_ca, tls_cert=asked.tls_cert, tls_key=asked.tls_key,
+        token_file=asked.token_file, timeout=asked.timeout,
+    )  # fmt: skip
+    watch = _lines() if asked.progress else _nothing
+    started = time.monotonic()
+    try:
+        check_here()
+        with connection.client() as client:
+            client.describe(asked.topic)  # before 15 s go into a session: an unknown topic, nobody there
+        spark = session(f"firn force compaction of {asked.topic}", master=asked.master)
+        try:
+            spark.sparkContext.setLogLevel("ERROR")
+            plan = compact(
+                spark, connection, asked.topic, run=asked.run, slice_records=asked.slice_records, watch=watch
+            )
+        finally:
+            spark.stop()
+    except FirnError as error:
+        return _failed(error.message, is_passing=isinstance(error, Unavailable | NotMaster))
+    except KeyboardInterrupt:
+        return _failed("interrupted; run it again, and it goes on with what was uploaded", is_passing=True)
+    except Exception as error:  # the rim: what Spark raises is of many kinds
+        return _failed(_first_line(error), is_passing=False)
+    document = final_document(plan)
+    if asked.output == "json":
+        print(json.dumps(document, separators=(",", ":")), flush=True)
+    else:
+        print_table(document, seconds=time.monotonic() - started)
+    wrong = [row for row in document["partitions"] if row["state"] != "done"]
+    if wrong:
+        why = f"partition {wrong[0]['partition']} of {asked.topic} ended in {wrong[0]['state']}: {wrong[0]['reason']}"
+        return _failed(why, is_passing=False)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "python -m firn_spark.force_compaction",
+        description="Compact a topic by force: Spark decides by the real keys, the brokers check and compact.",
+    )
+    parser.add_argument("topic")
+    parser.add_argument("--bootstrap", metavar="HOST:PORT[,...]", help="else $FIRN_BROKER")
+    parser.add_argument("--tls-ca", metavar="FILE", help="CA of the brokers; else $FIRN_TLS_CA")
+    parser.add_argument("--tls-cert", metavar="FILE", help="client certificate; else $FIRN_TLS_CERT")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key; else $FIRN_TLS_KEY")
+    parser.add_argument("--token-file", metavar="FILE", help="bearer token; else $FIRN_TOKEN_FILE")
+    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=TIMEOUT_S, help="of each request")
+    parser.add_argument(
+        "--run", metavar="NAME", default="", help="a run of this name that is done is not done again"
+    )
+    parser.add_argument(
+        "--master", metavar="URL", help="of Spark; else what its configuration says, else local[*]"
+    )
+    parser.add_argument("--slice-records", metavar="N", type=int, help="rows of a task (5,000,000)")
+    parser.add_argument("--progress", action="store_true", help="a JSON line on stderr for every change")
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    return parser
+
+
+def _lines() -> Watch:
+    """Prints what has changed of a plan, a JSON object a line."""
+    before = ""
+
+    def show(plan: Document) -> None:
+        nonlocal before
+        rows = plan["partitions"]
+        ended = [row for row in rows if row["state"] not in ("waiting", "running")]
+        now = {
+            **plan["progress"], "state": plan["state"], "partitions": len(rows), "partitions_done": len(ended),
+            "rows_done": sum(row["rows_done"] for row in rows), "rows_to_write": sum(row["rows_total"] for row in rows),
+        }  # fmt: skip
+        line = json.dumps(now, separators=(",", ":"))
+        if line != before:
+            before = line
+            print(line, file=sys.stderr, flush=True)
+
+    return show
+
+
+def _nothing(plan: Document) -> None:
+    return
+
+
+def _failed(message: str, *, is_passing: bool) -> int:
+    sys.stdout.flush()
+    print(f"firn force_compaction: {message}", file=sys.stderr)
+    return AGAIN if is_passing else 1
+
+
+def _first_line(error: Exception) -> str:
+    """What went wrong, of an error with the stacks of a JVM: the last sentence of Python's own."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith(("firn.errors.", "firn_spark."))]
+    return (ours or lines or [type(error).__name__])[0]
+
+
+def _main() -> Any:
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    _main()
