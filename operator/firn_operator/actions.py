@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from firn.errors import Conflict, FirnError, Forbidden, Invalid
-from firn_operator import plan as planned
+from firn_operator import steps as planned
 from firn_operator.brokers import Brokers, way_to
 from firn_operator.events import Events
 from firn_operator.guard import GroupView, best_successor, has_record, may_discard, may_stop, record_of
@@ -73,7 +73,7 @@ class Actions:
                 outcome.is_stale = True
             except (Invalid, Forbidden) as error:
                 _log.warning("%s: %s", action.why, error.message)
-                outcome.failed.append(("Refused", f"{action.why}: {error.message}"))
+                outcome.failed.append(_refused(action, error))
             else:
                 continue
             if isinstance(action, planned.MakeLease):
@@ -226,6 +226,14 @@ class Actions:
         await self._kube.delete(CLAIM, namespace, claim_name(action.pod), uid=action.claim_uid)
         await self._kube.delete(POD, namespace, action.pod, uid=action.uid)
         await self._events.post(state.resource, "VolumeGivenUp", action.why, is_warning=True)
+
+
+def _refused(action: planned.Action, error: FirnError) -> tuple[str, str]:
+    """Reason and sentence of what the API server does not take."""
+    if isinstance(action, planned.GrowClaim):
+        advice = "its StorageClass needs allowVolumeExpansion; else wish for the size that it has"
+        return "StorageCannotGrow", f"{action.why}: {error.message}; {advice}"
+    return "Refused", f"{action.why}: {error.message}"
 
 
 def _group(state: ClusterState, number: int) -> GroupState:

@@ -15,7 +15,11 @@ import yaml
 FIELD_MANAGER = "firn-chart"
 TRIES_S = 240.0
 PAUSE_S = 1.0
-_PLURALS = {"BrokerCluster": "brokerclusters", "CompactedTopic": "compactedtopics"}
+_PLURALS = {
+    "BrokerCluster": "brokerclusters",
+    "CompactedTopic": "compactedtopics",
+    "ForceCompaction": "forcecompactions",
+}
 _NOT_YET = (404, 429, 502, 503, 504)  # 404: the kind is not known yet
 
 
@@ -37,6 +41,8 @@ async def apply_all(
     deadline = loop.time() + seconds
     for document in documents:
         kind, name = document["kind"], document["metadata"]["name"]
+        if kind not in _PLURALS:
+            return f"{kind} {name}: only {', '.join(_PLURALS)} are applied by this"
         while True:
             try:
                 status, text = await server.apply(namespace, _PLURALS[kind], document)

@@ -13,6 +13,8 @@ import kopf
 from firn_operator.kube import NODE, OWNED, WATCHED, Kind, Obj
 from firn_operator.names import SELECTOR
 
+CHECK_S = 2.0
+WATCHER = "watcher for "  # how kopf names the task of a watch
 Event = Callable[[Obj, bool], Awaitable[None]]
 
 
@@ -50,10 +52,27 @@ def settings_of() -> kopf.OperatorSettings:
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 310
     settings.networking.error_backoffs = _Backoffs()
+    settings.process.ultimate_exiting_timeout = (
+        None  # else this process is killed so long after kopf has ended
+    )
     settings.persistence.finalizer = "firn.dev/none"
+    settings.persistence.diffbase_storage = _NoDiffs()
     for kind in OWNED:
         settings.watching.label_selectors[_place(kind)] = SELECTOR
     return settings
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """What an object was when it was last handled: not asked for here, and a quarter of kopf's work for an event."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Any = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        pass
 
 
 class _Backoffs:
@@ -72,3 +91,17 @@ async def watch(event: Event, *, namespaces: tuple[str, ...], sees_nodes: bool, 
         registry=registry_of(event, sees_nodes=sees_nodes), settings=settings_of(), standalone=True,
         clusterwide=not namespaces, namespaces=list(namespaces), stop_flag=stop,
     )  # fmt: skip
+
+
+async def hearing() -> None:
+    """Return when there are fewer watches than there were.
+
+    An error within a watch's stream, other than that it is too old, ends that watch for good, and kopf goes on without it.
+    """
+    most = 0
+    while True:
+        await asyncio.sleep(CHECK_S)
+        watches = sum(task.get_name().startswith(WATCHER) for task in asyncio.all_tasks())
+        if watches < most:
+            return
+        most = watches

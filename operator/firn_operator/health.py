@@ -6,7 +6,7 @@ also when another one leads: that one is ready then. ``/metrics`` is Prometheus 
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -33,6 +33,16 @@ class Metrics:
         )
         self.requests = gauge("api_requests", "Requests to the API server since the start")
         self.events = gauge("watch_events", "Objects that watches and sweeps have shown since the start")
+        self.degraded = Gauge(
+            "firn_operator_degraded", "1 for each cluster that needs a person, by the reason of its condition Degraded",
+            ("cluster_namespace", "cluster", "reason"), registry=self.registry,
+        )  # fmt: skip
+
+    def show_degraded(self, clusters: Iterable[tuple[str, str, str]]) -> None:
+        """Namespaces, names and reasons of the clusters that are degraded now."""
+        self.degraded.clear()
+        for each in clusters:
+            self.degraded.labels(*each).set(1)
 
 
 class Health:

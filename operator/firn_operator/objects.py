@@ -192,11 +192,10 @@ def role(cluster: ClusterSpec, group: int) -> Obj:
         {"apiGroups": firn, "resources": ["brokergroups"], "resourceNames": [own], "verbs": read},
         {"apiGroups": firn, "resources": ["brokergroups/status"], "resourceNames": [own], "verbs": ["patch"]},
         {"apiGroups": firn, "resources": ["compactedtopics"], "verbs": read},
+        {"apiGroups": firn, "resources": ["compactedtopics/status"], "verbs": ["patch"]},
     ]  # fmt: skip
     if others:
         rules.append({"apiGroups": leases, "resources": ["leases"], "resourceNames": others, "verbs": read})
-    if group == 0:
-        rules.append({"apiGroups": firn, "resources": ["compactedtopics/status"], "verbs": ["patch"]})
     return _object(ROLE, cluster, own, group_labels(cluster.name, group), rules=rules)
 
 

@@ -6,6 +6,7 @@ version never takes the place of a newer one: an answer to a write may overtake 
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from firn_operator.guard import PodView
@@ -149,6 +150,7 @@ class GroupState:
     claims: Mapping[str, Obj] = field(hash=False)  # by name
     has_lease: bool | None  # None: not looked, because the group is there and so the Lease was made
     has_foreign_lease: bool = False  # one of its name is there, and is somebody else's
+    record_trouble: str = ""  # what is wrong with its record, of a group that has one
 
     @property
     def status(self) -> Mapping[str, Any]:
@@ -228,12 +230,14 @@ OWNED_NAMES = (
 def observe_cluster(
     cache: Cache, namespace: str, name: str, *, secrets: Mapping[str, Obj], leases: Mapping[str, str | None],
     bindings: Mapping[str, Obj], lost: Mapping[str, str], foreign: tuple[str, ...] = (),
+    records: Mapping[str, str] = MappingProxyType({}),
 ) -> ClusterState | None:  # fmt: skip
     """The state of a cluster; None when there is no such resource.
 
     ``leases``: by group name, of groups without a BrokerGroup: the cluster that their Lease is of, None without one;
     ``bindings``: ClusterRoleBindings;
-    ``lost``: claims whose volume is gone for good, and why; ``foreign``: Secrets of its names that are not its own.
+    ``lost``: claims whose volume is gone for good, and why; ``foreign``: Secrets of its names that are not its own;
+    ``records``: by group name what is wrong with its record.
     """
     resource = cache.get(CLUSTER, namespace, name)
     if resource is None:
@@ -254,7 +258,7 @@ def observe_cluster(
     topics = [parse_topic(obj) for obj in cache.all(TOPIC, namespace)]
     tolerations = spec.scheduling.get("tolerations") or ()
     return ClusterState(
-        spec, resource, tuple(_group(mine, name, number, leases) for number in numbers),
+        spec, resource, tuple(_group(mine, name, number, leases, records) for number in numbers),
         tuple(topic for topic in topics if topic.cluster == name), owned, secrets,
         frozenset(name_of(node) for node in cache.all(NODE) if is_draining(node, tolerations)),
         lost, foreign,
@@ -274,7 +278,9 @@ def _kind(name: str) -> Kind:
     return KINDS[name]
 
 
-def _group(mine: list[Obj], cluster: str, number: int, leases: Mapping[str, str | None]) -> GroupState:
+def _group(
+    mine: list[Obj], cluster: str, number: int, leases: Mapping[str, str | None], records: Mapping[str, str]
+) -> GroupState:
     name = group_name(cluster, number)
     of_group = [obj for obj in mine if group_of(obj) == number]
     sets = [obj for obj in of_group if obj["kind"] == "StatefulSet" and name_of(obj) == name]
@@ -288,5 +294,5 @@ def _group(mine: list[Obj], cluster: str, number: int, leases: Mapping[str, str 
         number, name, groups[0] if groups else None, sets[0] if sets else None,
         tuple(sorted(pods, key=lambda pod: pod.ordinal)),
         {name_of(obj): obj for obj in of_group if obj["kind"] == "PersistentVolumeClaim"},
-        lease is not None if name in leases else None, lease not in (None, cluster),
+        lease is not None if name in leases else None, lease not in (None, cluster), records.get(name, ""),
     )  # fmt: skip

@@ -14,13 +14,11 @@ Order, in which a later step waits for an earlier one of the same group:
 Steps 2 (fewer), 3, 4 and 5 are asked of ``guard`` again when they are done, on what is true in that moment.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from firn_operator import objects
-from firn_operator.certificates import SecretWrite, parse_time, plan_certificates
-from firn_operator.conditions import DEGRADED, PROGRESSING, READY, Condition
+from firn_operator.certificates import plan_certificates
 from firn_operator.kube import (
     CLAIM,
     CLUSTER,
@@ -28,125 +26,18 @@ from firn_operator.kube import (
     GROUP,
     LEASE,
     STATEFUL_SET,
-    Kind,
     Obj,
     name_of,
 )
-from firn_operator.names import CLUSTER_FINALIZER, ca_name, claim_name, group_name, pod_name, reviewer_name
-from firn_operator.observe import ClusterState, GroupState, PodState
+from firn_operator.names import CLUSTER_FINALIZER, ca_name, group_name, pod_name, reviewer_name
+from firn_operator.observe import ClusterState, GroupState
+from firn_operator.planpods import plan_pods, plan_switch, running
 from firn_operator.same import is_applied, quantity
 from firn_operator.spec import ClusterSpec, min_in_sync_of
+from firn_operator.steps import Apply, Delete, Finalize, GrowClaim, MakeLease, Plan, Shrink, WriteSecret
 
-STUCK_AFTER = timedelta(minutes=5)  # a pod that is not ready by then is called stuck
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """Bring an object into being, or back to what it is to be."""
-
-    body: Obj = field(hash=False)
-    why: str
-    is_new: bool = False  # none is known: one of this name that is there is somebody else's
-
-
-@dataclass(frozen=True, slots=True)
-class MakeLease:
-    """The place of a group's record, which must not be there yet."""
-
-    body: Obj = field(hash=False)
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class WriteSecret:
-    write: SecretWrite
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Delete:
-    kind: Kind
-    name: str
-    why: str
-    uid: str | None = None
-    orphan: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Finalize:
-    """Set the finalizers of a resource."""
-
-    kind: Kind
-    name: str
-    finalizers: tuple[str, ...]
-    version: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Shrink:
-    """Run fewer pods of a group, once its record names none of those that go."""
-
-    group: int
-    leaving: tuple[str, ...]
-    body: Obj = field(hash=False)
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class StopPod:
-    """Stop a pod, which its StatefulSet makes anew as it is wished now."""
-
-    group: int
-    pod: str
-    uid: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class SwitchOver:
-    """Ask a group's master to hand over to the first of ``among`` that can."""
-
-    group: int
-    among: tuple[str, ...]
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class GrowClaim:
-    name: str
-    size: str
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class DiscardVolume:
-    """Give up the volume of a pod that cannot run without it; its replica is rebuilt from the master."""
-
-    group: int
-    pod: str
-    uid: str
-    claim_uid: str
-    why: str
-
-
-Action = (
-    Apply | MakeLease | WriteSecret | Delete | Finalize | Shrink | StopPod | SwitchOver | GrowClaim | DiscardVolume
-)  # fmt: skip
-
-
-@dataclass(slots=True)
-class Plan:
-    actions: list[Action] = field(default_factory=list)
-    waits: list[str] = field(default_factory=list)
-    troubles: list[tuple[str, str]] = field(default_factory=list)  # reason and sentence
-    targets: dict[int, str] = field(default_factory=dict)  # the master that is wished, by group
-    replicas: int = 0  # of each group, as is safe now
-    phase: str = "Running"
-    look_again: timedelta | None = None
-
-    def again_in(self, wait: timedelta) -> None:
-        self.look_again = wait if self.look_again is None else min(wait, self.look_again)
+_RESIZING = ("Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError")
+RECORD_AGAIN = timedelta(seconds=30)  # no watch shows that a record is back
 
 
 def plan_cluster(state: ClusterState, *, default_image: str, now: datetime) -> Plan:
@@ -175,7 +66,7 @@ def plan_cluster(state: ClusterState, *, default_image: str, now: datetime) -> P
     for group in state.groups:
         if group.number < spec.groups and image:
             _plan_group(state, safe, group, image, plan)
-    _plan_pods(state, safe, plan, now)
+    plan_pods(state, safe, plan, now)
     if spec.is_hibernating:
         plan.phase = "Hibernating"
     return plan
@@ -217,7 +108,7 @@ def _plan_shared(state: ClusterState, spec: ClusterSpec, plan: Plan, now: dateti
         published = state.owned.get(("ConfigMap", ca_name(spec.name)))
         shown = str(((published or {}).get("data") or {}).get("ca.crt", "")) or None
         pods = {
-            group.number: max(spec.replicas, _running(group))
+            group.number: max(spec.replicas, running(group))
             for group in state.groups
             if group.number < spec.groups
         }
@@ -239,17 +130,19 @@ def _apply(live: Obj | None, wanted: Obj, plan: Plan) -> bool:
     return True
 
 
-def _running(group: GroupState) -> int:
-    """How many pods a group's StatefulSet runs."""
-    return int(((group.stateful_set or {}).get("spec") or {}).get("replicas", 0))
-
-
 def _plan_group(state: ClusterState, spec: ClusterSpec, group: GroupState, image: str, plan: Plan) -> None:
     if group.has_foreign_lease:
         plan.troubles.append(
             ("NameTaken", f"the Lease {group.name} is not the operator's; rename it, or the cluster")
         )
         return
+    if group.record_trouble:
+        plan.troubles.append((
+            "RecordLost",
+            f"{group.record_trouble}: nobody may be elected before a person has looked; put the Lease back from a "
+            "backup, with its annotations (docs/runbooks.md, FirnRecordLost)",
+        ))  # fmt: skip
+        plan.again_in(RECORD_AGAIN)
     if group.resource is None and not group.has_lease:
         if group.claims:
             plan.troubles.append((
@@ -262,7 +155,8 @@ def _plan_group(state: ClusterState, spec: ClusterSpec, group: GroupState, image
             MakeLease(objects.empty_lease(spec, group.number), f"{group.name} needs a place for its record")
         )
     _apply(group.resource, objects.broker_group(spec, group.number), plan)
-    pods = 0 if spec.is_hibernating else max(spec.replicas, _running(group))
+    pods = 0 if spec.is_hibernating else max(spec.replicas, running(group))
+    _report_resizing(group, plan)
     storage = _storage(group)
     if storage is not None and quantity(storage) != quantity(spec.storage_size):
         if not _plan_growth(spec, group, plan):
@@ -274,7 +168,7 @@ def _plan_group(state: ClusterState, spec: ClusterSpec, group: GroupState, image
     for wanted in objects.group_objects(spec, group.number, image=image, pods=pods):
         live = state.owned.get((wanted["kind"], name_of(wanted)))
         _apply(group.stateful_set if wanted["kind"] == "StatefulSet" else live, wanted, plan)
-    if not spec.is_hibernating and _running(group) > spec.replicas:
+    if not spec.is_hibernating and running(group) > spec.replicas:
         _plan_shrink(spec, group, image, plan)
 
 
@@ -285,7 +179,14 @@ def _storage(group: GroupState) -> str | None:
 
 def _plan_growth(spec: ClusterSpec, group: GroupState, plan: Plan) -> bool:
     """Grow the claims, then make the StatefulSet anew around its pods; whether that last step is planned."""
-    wished = quantity(spec.storage_size)
+    wished, has = quantity(spec.storage_size), quantity(_storage(group))
+    if wished is not None and has is not None and wished < has:
+        plan.troubles.append((
+            "StorageShrinks",
+            f"storage.size {spec.storage_size} is wished, and the volumes of {group.name} have {_storage(group)}: volumes "
+            "cannot become smaller; wish for what they have, or copy the topics into a new cluster",
+        ))  # fmt: skip
+        return False
     small = [
         name for name, claim in sorted(group.claims.items())
         if wished is not None and (have := quantity(_requested(claim))) is not None and have < wished
@@ -305,18 +206,26 @@ def _plan_growth(spec: ClusterSpec, group: GroupState, plan: Plan) -> bool:
     return True
 
 
+def _report_resizing(group: GroupState, plan: Plan) -> None:
+    """A volume that has more room on paper than on its disk."""
+    for name, claim in sorted(group.claims.items()):
+        for condition in (claim.get("status") or {}).get("conditions") or ():
+            if condition.get("status") == "True" and condition.get("type") in _RESIZING:
+                plan.waits.append(f"the volume of {name} grows to {_requested(claim)} ({condition['type']})")
+
+
 def _requested(claim: Obj) -> str:
     return str((((claim.get("spec") or {}).get("resources") or {}).get("requests") or {}).get("storage", ""))
 
 
 def _plan_shrink(spec: ClusterSpec, group: GroupState, image: str, plan: Plan) -> None:
     leaving = tuple(
-        pod_name(group_name(spec.name, group.number), each) for each in range(spec.replicas, _running(group))
+        pod_name(group_name(spec.name, group.number), each) for each in range(spec.replicas, running(group))
     )
     plan.phase = "Scaling"
     named = group.members & set(leaving)
     if group.master in leaving:
-        _plan_switch(
+        plan_switch(
             group, [pod for pod in group.pods if pod.name not in leaving], "it is to leave the group", plan
         )
     elif named:
@@ -326,143 +235,6 @@ def _plan_shrink(spec: ClusterSpec, group: GroupState, image: str, plan: Plan) -
         plan.actions.append(Shrink(
             group.number, leaving, body, f"{group.name} is to have {spec.replicas} replicas, and its record names no others"
         ))  # fmt: skip
-
-
-# Pods.
-
-
-def _plan_pods(state: ClusterState, spec: ClusterSpec, plan: Plan, now: datetime) -> None:
-    if spec.is_hibernating:
-        return
-    restarting = False
-    for group in state.groups:
-        if group.number >= spec.groups or group.stateful_set is None:
-            continue
-        if _plan_drain(state, group, plan) or _plan_lost(state, group, plan) or restarting:
-            continue
-        restarting = _plan_restart(state, spec, group, plan, now)
-
-
-def _plan_drain(state: ClusterState, group: GroupState, plan: Plan) -> bool:
-    """A master on a node that is being drained hands over before its pod is evicted."""
-    master = next((pod for pod in group.pods if pod.name == group.master), None)
-    if master is None or master.node not in state.draining or len(group.pods) < 2:
-        return False
-    staying = [pod for pod in group.pods if pod.node not in state.draining]
-    return _plan_switch(group, staying, f"its node {master.node} is being drained", plan)
-
-
-def _plan_switch(group: GroupState, to: Sequence[PodState], why: str, plan: Plan) -> bool:
-    able = tuple(
-        pod.name for pod in to if pod.name in group.in_sync and pod.is_ready and pod.name != group.master
-    )
-    if not able:
-        plan.waits.append(
-            f"{group.master} should hand over, because {why}, and no other replica of {group.name} can"
-        )
-        return False
-    plan.targets[group.number] = able[0]
-    plan.actions.append(SwitchOver(group.number, able, f"{group.master} hands over, because {why}"))
-    return True
-
-
-def _plan_lost(state: ClusterState, group: GroupState, plan: Plan) -> bool:
-    """Give up one volume that is lost, if there is one."""
-    for pod in group.pods:
-        claim = group.claims.get(claim_name(pod.name))
-        if claim is None or pod.is_leaving or pod.is_running:
-            continue
-        # A claim that is going already waits for its pod: somebody ended between the two.
-        why = (
-            "its claim is being deleted"
-            if "deletionTimestamp" in claim["metadata"]
-            else state.lost.get(name_of(claim))
-        )
-        if why:
-            plan.actions.append(DiscardVolume(
-                group.number, pod.name, pod.uid, str(claim["metadata"].get("uid", "")),
-                f"the volume of {pod.name} is lost ({why}): it is rebuilt from the master of {group.name}",
-            ))  # fmt: skip
-            return True
-    return False
-
-
-def _plan_restart(
-    state: ClusterState, spec: ClusterSpec, group: GroupState, plan: Plan, now: datetime
-) -> bool:
-    """The next pod of a group to restart; whether the group is at it, so that others wait."""
-    stateful_set = group.stateful_set or {}
-    if not group.revision or _is_behind(stateful_set) or any(
-        isinstance(action, Apply) and action.body["kind"] == "StatefulSet" and name_of(action.body) == group.name
-        for action in plan.actions
-    ):  # fmt: skip
-        return False
-    outdated = [pod for pod in group.pods if pod.revision != group.revision and not pod.is_leaving]
-    _report_stuck(group, plan, now)
-    if not outdated:
-        return False
-    plan.phase = "Rolling"
-    broken = [pod for pod in outdated if not pod.is_running and not pod.is_ready]
-    if broken:
-        _plan_stop(group, broken[-1], "it does not run, and is not as it is wished", plan)
-        return True
-    standbys = [pod for pod in outdated if pod.name != group.master]
-    # Those that nothing rests on come first: what is wrong with them may be what the change mends.
-    weak = [pod for pod in standbys if group.status and pod.name not in group.in_sync]
-    if weak:
-        _plan_stop(group, weak[-1], "it is not as it is wished, and not in sync", plan)
-        return True
-    if waits := _unsettled(spec, group, outdated):
-        plan.waits.append(waits)
-        return True
-    if standbys:
-        _plan_stop(group, standbys[-1], "it is not as it is wished", plan)
-    elif len(group.pods) == 1:
-        _plan_stop(group, outdated[0], "it is not as it is wished, and the only replica", plan)
-    else:
-        renewed = [pod for pod in group.pods if pod.revision == group.revision]
-        staying = [pod for pod in renewed if pod.node not in state.draining]
-        _plan_switch(group, staying or renewed, "it is the last that is not as it is wished", plan)
-    return True
-
-
-def _is_behind(stateful_set: Obj) -> bool:
-    """Whether the StatefulSet's controller has yet to see the newest spec: its revision is an older one's."""
-    seen = int((stateful_set.get("status") or {}).get("observedGeneration", 0))
-    return seen < int(stateful_set["metadata"].get("generation", 0))
-
-
-def _plan_stop(group: GroupState, pod: PodState, why: str, plan: Plan) -> None:
-    plan.actions.append(StopPod(group.number, pod.name, pod.uid, f"{pod.name} restarts: {why}"))
-
-
-def _unsettled(spec: ClusterSpec, group: GroupState, outdated: Sequence[PodState]) -> str:
-    """What a restart of the next pod waits for; empty: nothing."""
-    if len(group.pods) < min(spec.replicas, _running(group)) or any(pod.is_leaving for pod in group.pods):
-        return f"a pod of {group.name} comes back before the next one restarts"
-    late = [pod for pod in group.pods if not pod.is_ready and pod not in outdated]
-    if late:
-        trouble = f": {late[0].trouble}" if late[0].trouble else ""
-        return f"{late[0].name} has restarted and is not ready, so no other one restarts{trouble}"
-    if group.status and group.master is None:
-        return f"{group.name} has no master at the moment"
-    behind = sorted(pod.name for pod in group.pods if group.status and pod.name not in group.in_sync)
-    if behind:
-        return f"{', '.join(behind)} catches up before the next one restarts"
-    return ""
-
-
-def _report_stuck(group: GroupState, plan: Plan, now: datetime) -> None:
-    for pod in group.pods:
-        if pod.is_ready or pod.is_leaving or not pod.created:
-            continue
-        age = now - parse_time(pod.created)
-        if age >= STUCK_AFTER:
-            plan.troubles.append(
-                ("PodStuck", f"{pod.name} is not ready{': ' + pod.trouble if pod.trouble else ''}")
-            )
-        else:
-            plan.again_in(STUCK_AFTER - age + timedelta(seconds=1))
 
 
 # The end of a cluster.
@@ -504,63 +276,3 @@ def _plan_deletion(state: ClusterState) -> Plan:
         Finalize(CLUSTER, spec.name, left, spec.id.resource_version, "nothing of the cluster is left to end")
     )
     return plan
-
-
-# What people see.
-
-
-def cluster_conditions(state: ClusterState, plan: Plan, blocked: Sequence[str]) -> list[Condition]:
-    """Ready, Progressing and Degraded of a cluster; ``blocked``: what could not be done now, and why."""
-    return [_ready(state, plan), _progressing(plan, blocked), _degraded(plan)]
-
-
-def _ready(state: ClusterState, plan: Plan) -> Condition:
-    if state.spec.id.is_deleting:
-        return Condition(READY, False, "Deleting", "the cluster is being deleted")
-    if state.spec.is_hibernating:
-        return Condition(
-            READY,
-            False,
-            "Hibernating",
-            "the annotation firn.dev/hibernate is set: no pods run, volumes are kept",
-        )
-    for group in state.groups:
-        if group.number >= state.spec.groups:
-            continue
-        if group.resource is None or group.stateful_set is None:
-            return Condition(READY, False, "Creating", f"{group.name} is being made")
-        if group.master is None:
-            return Condition(
-                READY, False, "NoMaster", f"{group.name} has no master: its partitions take no writes"
-            )
-        ready = sum(pod.is_ready for pod in group.pods)
-        if ready < plan.replicas:
-            return Condition(
-                READY,
-                False,
-                "ReplicasNotReady",
-                f"{ready} of {plan.replicas} replicas of {group.name} are in sync",
-            )
-    return Condition(READY, True, "Ready", "every group has a master and all of its replicas in sync")
-
-
-def _progressing(plan: Plan, blocked: Sequence[str]) -> Condition:
-    """What takes longer than this pass: an object that was applied is as it is to be."""
-    lasting = [
-        action.why
-        for action in plan.actions
-        if not isinstance(action, Apply | WriteSecret | Finalize | MakeLease)
-    ]
-    said = [*blocked, *plan.waits, *lasting]
-    if said:
-        reason = plan.phase if plan.phase != "Running" else "Reconciling"
-        return Condition(PROGRESSING, True, reason, "; ".join(said[:4]))
-    return Condition(PROGRESSING, False, "Settled", "everything is as it is wished")
-
-
-def _degraded(plan: Plan) -> Condition:
-    if plan.troubles:
-        return Condition(
-            DEGRADED, True, plan.troubles[0][0], "; ".join(sentence for _, sentence in plan.troubles)
-        )
-    return Condition(DEGRADED, False, "AsExpected", "nothing is wrong")

@@ -12,8 +12,10 @@ from typing import Literal
 
 from firn_operator.actions import Actions, Note, Outcome
 from firn_operator.brokers import Brokers
+from firn_operator.clusterstatus import cluster_conditions
 from firn_operator.conditions import DEGRADED, READY, Condition, differs, find, is_true, render
 from firn_operator.events import Events
+from firn_operator.guard import GroupView
 from firn_operator.kube import (
     CLAIM,
     CLUSTER,
@@ -40,11 +42,13 @@ from firn_operator.names import (
     tls_name,
 )  # fmt: skip
 from firn_operator.observe import Cache, ClusterState, GroupState, cluster_of, observe_cluster
-from firn_operator.plan import Action, Plan, cluster_conditions, plan_cluster
+from firn_operator.plan import plan_cluster
+from firn_operator.records import record_troubles
 from firn_operator.runs import Compactions
 from firn_operator.schedules import Schedules
 from firn_operator.secrets import Secrets
 from firn_operator.spec import ClusterSpec, parse_cluster, parse_topic
+from firn_operator.steps import Action, Plan
 from firn_operator.topics import TopicState, groups_of, plan_topic
 from firn_operator.volumes import Volumes
 
@@ -126,6 +130,7 @@ class Reconciler:
         foreign = tuple(each for each, secret in sorted(secrets.items()) if cluster_of(secret) != name)
         leases = {} if spec.id.is_deleting else await self._leases(spec)
         lost = {} if spec.id.is_deleting else await self._volumes.lost(namespace, name)
+        records = {} if spec.id.is_deleting else await record_troubles(self._kube, self.cache, spec)
         return observe_cluster(
             self.cache,
             namespace,
@@ -135,6 +140,7 @@ class Reconciler:
             bindings=bindings,
             lost=lost,
             foreign=foreign,
+            records=records,
         )
 
     async def _leases(self, spec: ClusterSpec) -> dict[str, str | None]:
@@ -156,17 +162,18 @@ class Reconciler:
                     self.cache.put({**claim, "metadata": {**claim["metadata"], "labels": labels}})
         return found
 
-    async def plan(self, namespace: str, name: str) -> tuple[ClusterState, Plan] | None:
-        state = await self.observe(namespace, name)
-        if state is None:
-            return None
-        return state, plan_cluster(state, default_image=self._default_image, now=self._now())
+    def plan_of(self, state: ClusterState) -> Plan:
+        return plan_cluster(state, default_image=self._default_image, now=self._now())
+
+    async def view(self, state: ClusterState, group: int) -> GroupView:
+        """A group as the guard sees it now."""
+        return await self._actions.view(state, group)
 
     async def _cluster(self, key: Key) -> float | None:
-        planned = await self.plan(key.namespace, key.name)
-        if planned is None:
+        state = await self.observe(key.namespace, key.name)
+        if state is None:
             return None
-        state, plan = planned
+        plan = self.plan_of(state)
         outcome = await self._actions.run(plan.actions, key.namespace, state)
         if outcome.is_stale:
             self._secrets.forget_all(key.namespace)

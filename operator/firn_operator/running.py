@@ -12,24 +12,27 @@ import random
 import signal
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from firn.errors import FirnError, Forbidden, Unavailable
 from firn_operator.brokers import Brokers, RealBrokers
+from firn_operator.conditions import DEGRADED, find
 from firn_operator.feed import Feed
-from firn_operator.handlers import watch
+from firn_operator.handlers import hearing, watch
 from firn_operator.health import Health, Metrics, serve
 from firn_operator.kube import CLUSTER, NODE, Kube, Obj, RealKube, load_client, name_of, namespace_of
 from firn_operator.leader import Fencing, Leader
 from firn_operator.observe import Cache
+from firn_operator.preview import plan_lines
 from firn_operator.queue import WorkQueue
 from firn_operator.reconcile import Key, Reconciler
 
 _log = logging.getLogger(__name__)
 
 WORKERS = 16
+STOPPED_S = 10.0  # in which kopf has ended after a signal
 SWEEP_S = 300.0  # how long an object that went unseen may stay in the cache
 
 
@@ -98,6 +101,13 @@ class Operator:
         self.metrics.passes.labels(key.what, "done").inc()
         return again
 
+    def degraded(self) -> Iterator[tuple[str, str, str]]:
+        """Namespace, name and reason of each cluster that needs a person."""
+        for cluster in self.cache.all(CLUSTER):
+            condition = find(cluster, DEGRADED)
+            if condition is not None and condition.get("status") == "True":
+                yield namespace_of(cluster), name_of(cluster), str(condition.get("reason", ""))
+
     async def sweep(self) -> None:
         await self.feed.sweep(self._kube, sees_nodes=self._sees_nodes)
 
@@ -136,6 +146,7 @@ async def run(settings: Settings) -> None:
         metrics.objects.set(operator.cache.count())
         metrics.requests.set(sum(real.requests.values()))
         metrics.events.set(operator.feed.events)
+        metrics.show_degraded(operator.degraded() if leader.is_leading() else ())
 
     health = Health(metrics, refresh)
     health.is_leading = leader.is_leading
@@ -171,16 +182,19 @@ async def _lead(
         parts += [
             asyncio.create_task(operator.queue.run(WORKERS), name="workers"),
             asyncio.create_task(operator.sweep_for_ever(), name="sweeps"),
+            asyncio.create_task(hearing(), name="hearing"),
             asyncio.create_task(_watch(operator, settings, sees_nodes, stop), name="watches"),
         ]
         await operator.feed.look_at_everything()
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         ended = done.pop()
+        if ended.get_name() == "hearing":  # watches also go when a signal ends them
+            await asyncio.wait(parts[-1:], timeout=STOPPED_S)
         if ended is keeping and not stop.is_set():
             raise Unavailable("this operator does not lead any more")
         ended.result()
         if not stop.is_set() and ended.get_name() != "watches":
-            raise Unavailable(f"the operator's {ended.get_name()} have ended")
+            raise Unavailable(f"the operator's {ended.get_name()} has ended")
     finally:
         stop.set()
         for part in parts[1:]:
@@ -239,23 +253,6 @@ async def show_plan(settings: Settings) -> list[str]:
             randomness=random.Random(0),
         )
         await operator.sweep()
-        return await plan_lines(operator)
+        return await plan_lines(operator.cache, operator.reconciler)
     finally:
         await real.close()
-
-
-async def plan_lines(operator: Operator) -> list[str]:
-    """The plan of every cluster that is known, as lines for a person."""
-    lines: list[str] = []
-    for obj in sorted(operator.cache.all(CLUSTER), key=lambda each: (namespace_of(each), name_of(each))):
-        planned = await operator.reconciler.plan(namespace_of(obj), name_of(obj))
-        if planned is None:
-            continue
-        _, plan = planned
-        head = f"{namespace_of(obj)}/{name_of(obj)}"
-        lines += [f"{head}: {type(action).__name__}: {action.why}" for action in plan.actions]
-        lines += [f"{head}: waits: {why}" for why in plan.waits]
-        lines += [f"{head}: {reason}: {sentence}" for reason, sentence in plan.troubles]
-        if not (plan.actions or plan.waits or plan.troubles):
-            lines.append(f"{head}: nothing to do")
-    return lines

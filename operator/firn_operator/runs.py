@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from firn.engines import bytes_to_compact
 from firn.errors import NotFound
-from firn_operator import plan as planned
+from firn_operator import steps as planned
 from firn_operator.actions import Outcome
 from firn_operator.brokers import Brokers, Way, way_to
 from firn_operator.compactions import (
@@ -36,9 +36,9 @@ from firn_operator.events import Events
 from firn_operator.kube import COMPACTION, JOB, KINDS, POD, TOPIC, Kind, Kube, Obj, name_of, namespace_of
 from firn_operator.names import COMPACTION_FINALIZER, LABEL_MANAGED_BY, MANAGER
 from firn_operator.observe import Cache, ClusterState
-from firn_operator.plan import Finalize
 from firn_operator.sparkruns import SparkRun, run_base, run_objects
 from firn_operator.spec import parse_topic
+from firn_operator.steps import Finalize
 
 STALE_AGAIN_S = 0.2
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"

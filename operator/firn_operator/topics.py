@@ -13,9 +13,9 @@ from firn_operator.conditions import APPLIED, DEGRADED, PROGRESSING, READY, Cond
 from firn_operator.kube import CLUSTER, TOPIC, Obj, name_of
 from firn_operator.names import API_VERSION, TOPIC_FINALIZER, cluster_labels
 from firn_operator.observe import cluster_of, group_of
-from firn_operator.plan import Action, Apply, Delete, Finalize
 from firn_operator.same import is_applied, sealed
 from firn_operator.spec import TopicWish, min_in_sync_of, own_cluster_of, parse_cluster, parse_topic
+from firn_operator.steps import Action, Apply, Delete, Finalize
 
 # So long may a new topic be without a status that says it is not there yet, by the reason: one write less for each
 # that the brokers take over meanwhile.
@@ -57,9 +57,7 @@ def plan_topic(state: TopicState, *, now: datetime) -> TopicPlan:
     if topic.has_own_cluster:
         _plan_own_cluster(state, topic, plan)
     plan.conditions = _conditions(state, topic)
-    plan.status = {
-        "observedGeneration": topic.id.generation, "cluster": topic.cluster, "inSync": _in_sync(state),
-    }  # fmt: skip
+    plan.status = _status(state, topic)
     ready = plan.conditions[0]
     age = now - parse_time(str(state.resource["metadata"].get("creationTimestamp") or now.isoformat()))
     quiet, said = QUIET.get(ready.reason, timedelta()), find(state.resource, READY)
@@ -135,12 +133,27 @@ def _plan_deletion(state: TopicState, topic: TopicWish) -> TopicPlan:
             Condition(PROGRESSING, True, "Deleting", said),
             Condition(DEGRADED, False, "AsExpected", "nothing is wrong"),
         ]
-        plan.status = {
-            "observedGeneration": topic.id.generation,
-            "cluster": topic.cluster,
-            "inSync": _in_sync(state),
-        }
+        plan.status = _status(state, topic)
     return plan
+
+
+def _status(state: TopicState, topic: TopicWish) -> Obj:
+    """What is shown beside the conditions; of compaction what the masters of all groups tell together."""
+    rows = (state.resource.get("status") or {}).get("compaction") or ()
+    shares = [str(row["dirtiestDirty"]) for row in rows if row.get("dirtiestDirty")]
+    begun = [str(row["lastCompaction"]) for row in rows if row.get("lastCompaction")]
+    return {
+        "observedGeneration": topic.id.generation,
+        "cluster": topic.cluster,
+        "inSync": _in_sync(state),
+        "dirty": max(shares, key=_number, default=None),
+        "lastCompaction": max(begun, default=None),
+    }
+
+
+def _number(share: str) -> int:
+    digits = share.rstrip("%")
+    return int(digits) if digits.isascii() and digits.isdigit() else 0
 
 
 def _in_sync(state: TopicState) -> str | None:
@@ -165,6 +178,10 @@ def _conditions(state: TopicState, topic: TopicWish) -> list[Condition]:
         )
     if trouble:
         return [ready, progressing, Condition(DEGRADED, True, *trouble)]
+    for row in (state.resource.get("status") or {}).get("compaction") or ():
+        if row.get("failed"):
+            said = f"{row['failed']}; what was compacted before is served, and it is tried again"
+            return [ready, progressing, Condition(DEGRADED, True, "CompactionFails", said)]
     return [ready, progressing, Condition(DEGRADED, False, "AsExpected", "nothing is wrong")]
 
 

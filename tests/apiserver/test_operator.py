@@ -20,12 +20,14 @@ from cluster.apiserver import ApiServer
 pytestmark = pytest.mark.apiserver
 ROOT = Path(__file__).parents[2]
 TOPICS = 1000
+HEAD = {"apiVersion": "firn.dev/v1alpha1"}
 FIRN = "/apis/firn.dev/v1alpha1"
 Obj = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def space(apiserver: ApiServer) -> Iterator[str]:
+def kinds(apiserver: ApiServer) -> None:
+    """Our kinds are served, and the chart's roles are there."""
     for path in sorted((ROOT / "crds").glob("*.yaml")):
         apiserver.apply(path)
         name = yaml.safe_load(path.read_text())["metadata"]["name"]
@@ -37,6 +39,10 @@ def space(apiserver: ApiServer) -> Iterator[str]:
         "firn-operator",
         yaml.safe_load((ROOT / "operator/firn_operator/rights.yaml").read_text())["rules"],
     )
+
+
+@pytest.fixture
+def space(apiserver: ApiServer, kinds: None) -> Iterator[str]:
     with apiserver.namespace() as name:
         yield name
 
@@ -155,9 +161,8 @@ def test_a_thousand_topics_become_ready_and_nothing_is_written_after_that(
 ) -> None:
     api, config, log = apiserver.api, account(apiserver, space), tmp_path / "operator.log"
     root = f"{FIRN}/namespaces/{space}"
-    head = {"apiVersion": "firn.dev/v1alpha1"}
     api.post(
-        f"{root}/brokerclusters", {**head, "kind": "BrokerCluster", "metadata": {"name": "main"}, "spec": {}}
+        f"{root}/brokerclusters", {**HEAD, "kind": "BrokerCluster", "metadata": {"name": "main"}, "spec": {}}
     )
     brokers = Brokers(Api.of(apiserver.kubeconfig), space)
     brokers.start()
@@ -188,6 +193,50 @@ def test_a_thousand_topics_become_ready_and_nothing_is_written_after_that(
         assert [(each.verb, each.resource, each.name) for each in writes(apiserver, space, mark)] == []
         refused = [each for each in asked(apiserver, space) if each.code == 403]
         assert refused == []
+    finally:
+        brokers.stop()
+
+
+def test_fields_that_others_own_stay_and_cost_no_writes_and_its_own_are_taken_back_once(
+    apiserver: ApiServer, space: str, tmp_path: Path
+) -> None:
+    """Drill 32."""
+    api, config = apiserver.api, account(apiserver, space)
+    core, firn = f"/api/v1/namespaces/{space}", f"{FIRN}/namespaces/{space}"
+    sets = f"/apis/apps/v1/namespaces/{space}/statefulsets"
+    budget = f"/apis/policy/v1/namespaces/{space}/poddisruptionbudgets/main-0"
+    api.post(
+        f"{firn}/brokerclusters", {**HEAD, "kind": "BrokerCluster", "metadata": {"name": "main"}, "spec": {}}
+    )
+    api.post(f"{firn}/compactedtopics", topic("quotes"))
+    brokers = Brokers(Api.of(apiserver.kubeconfig), space)
+    brokers.start()
+
+    def theirs(path: str, kind: str, version: str, **fields: Obj) -> None:
+        name = path.rpartition("/")[2]
+        meta = {"name": name, "labels": {"team": "trade"}, **fields.pop("metadata", {})}
+        body = {"apiVersion": version, "kind": kind, "metadata": meta, **fields}
+        api.patch(path, body, "apply", fieldManager="somebody", force="true")
+
+    try:
+        with operator(config, space, tmp_path / "operator.log"):
+            apiserver.until(lambda: ready(api, space) == 1, "the topic is ready")
+            settle(apiserver, space)
+            mark = apiserver.audit.mark()
+            theirs(f"{core}/configmaps/main-config", "ConfigMap", "v1", data={"theirs": "1"})
+            theirs(f"{core}/services/main-bootstrap", "Service", "v1", spec={"sessionAffinity": "ClientIP"})
+            theirs(f"{sets}/main-0", "StatefulSet", "apps/v1", spec={"minReadySeconds": 7})
+            theirs(f"{firn}/brokerclusters/main", "BrokerCluster", "firn.dev/v1alpha1", spec={"replicas": 3})
+            theirs(f"{firn}/compactedtopics/quotes", "CompactedTopic", "firn.dev/v1alpha1")
+            settle(apiserver, space)
+            assert writes(apiserver, space, mark) == []
+            assert api.get(f"{core}/configmaps/main-config")["data"]["theirs"] == "1"
+            assert api.get(f"{sets}/main-0")["spec"]["minReadySeconds"] == 7
+            mark = apiserver.audit.mark()
+            theirs(budget, "PodDisruptionBudget", "policy/v1", spec={"maxUnavailable": 2})
+            apiserver.until(lambda: api.get(budget)["spec"]["maxUnavailable"] == 1, "it is taken back")
+            settle(apiserver, space)
+            assert [each.resource for each in writes(apiserver, space, mark)] == ["poddisruptionbudgets"]
     finally:
         brokers.stop()
 

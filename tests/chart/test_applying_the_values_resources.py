@@ -50,13 +50,18 @@ class Api:
 def test_documents_are_applied_in_order_and_again_while_the_kind_is_not_known_yet() -> None:
     async def main() -> None:
         api = Api(404, 404, 503, 200)
-        documents = [document("BrokerCluster", "main"), document("CompactedTopic", "flights")]
+        documents = [
+            document("BrokerCluster", "main"),
+            document("CompactedTopic", "flights"),
+            document("ForceCompaction", "nightly"),
+        ]
         async with api.server() as server:
             assert await apply_all(server, documents, "shop", pause=0.001) is None
         paths = [path for path, _, _ in api.seen]
         cluster = "/apis/firn.dev/v1alpha1/namespaces/shop/brokerclusters/main"
         topic = "/apis/firn.dev/v1alpha1/namespaces/shop/compactedtopics/flights"
-        assert paths == [cluster] * 4 + [topic]
+        run = "/apis/firn.dev/v1alpha1/namespaces/shop/forcecompactions/nightly"
+        assert paths == [cluster] * 4 + [topic, run]
         _, query, body = api.seen[0]
         assert query == {"fieldManager": FIELD_MANAGER, "force": "true", "fieldValidation": "Strict"}
         assert body == documents[0]

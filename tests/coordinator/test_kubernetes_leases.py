@@ -244,11 +244,18 @@ def test_a_watch_that_is_refused_is_asked_for_less_and_less_often(fault: str) ->
     async def test(server: FakeKubernetes, handle: KubernetesCoordinator) -> None:
         record = await stored(handle, 1)
         server.disturb = lambda asked: fault if asked.query.get("watch") else None
+        before = len(server.asked)
         watch = handle.watch(GROUP)
         assert await next_of(watch) == Found(record)
-        before = len(server.asked)
-        await asyncio.sleep(2.0)
-        assert len(server.asked) - before <= 14
+
+        def tries() -> list[float]:
+            return [each.at for each in server.asked[before:] if not each.query and each.method == "GET"]
+
+        async with asyncio.timeout(60):
+            while len(tries()) < 6:  # each begins with a read
+                await asyncio.sleep(0.01)
+        # Pauses of at least 0.05, 0.1, 0.2, 0.4 and 0.8 s: half of what doubles.
+        assert tries()[5] - tries()[0] >= 1.5
         await watch.aclose()
 
     run(test)

@@ -10,6 +10,7 @@ from pods_kit import FIRN, LEASES, pods, put_group, put_lease, until
 
 from firn.errors import Invalid
 from firn_node.config import configure
+from firn_node.kubernetes.api import Object
 from firn_node.kubernetes.conditions import condition
 from firn_node.kubernetes.pod import budgets, memory_limit, placed
 from firn_node.settings import BrokerSettings, MemorySettings
@@ -138,6 +139,7 @@ def test_resources_become_topics_without_an_operator_and_a_steady_cluster_writes
                     await until(
                         lambda: states(server) == ["following", "following", "serving"], "status is told"
                     )
+                    await until(lambda: compaction_of(server, "quotes"), "how dirty it is is told")
                     before = group.record()["version"]
                     counted = len(server.asked)
                     await until(lambda: group.record()["version"] >= before + 20, "the lease is renewed")
@@ -163,6 +165,12 @@ def test_resources_become_topics_without_an_operator_and_a_steady_cluster_writes
                     await until(lambda: condition_of(server, "quotes") == "Deleted", "the topic goes with it")
 
     asyncio.run(scene())
+
+
+def compaction_of(server: FakeKubernetes, name: str) -> list[Object]:
+    found = server.get(f"{FIRN}/compactedtopics/{name}") or {}
+    rows: list[Object] = found.get("status", {}).get("compaction", [])
+    return rows
 
 
 def condition_of(server: FakeKubernetes, name: str) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
+from flows_kit import FLOWS, set_image, shape, uninterrupted
 from operator_kit import (
     IMAGE,
     NAMESPACE,
@@ -21,62 +22,9 @@ from operator_kit import (
 from firn.errors import Conflict, FirnError, Unavailable
 from firn_operator.brokers import Way
 from firn_operator.guard import record_of
-from firn_operator.kube import CLUSTER, GROUP, LEASE, POD, TOPIC, Obj, name_of
+from firn_operator.kube import CLUSTER, GROUP, LEASE, POD, name_of
 from firn_operator.leader import ACT_S, TAKE_AFTER_S, Deposed, Fencing, Leader
 from firn_operator.reconcile import Key
-
-
-def set_image(world: World, image: str) -> None:
-    world.change(CLUSTER, "main", lambda obj: obj["spec"].update(image=image))
-
-
-def shape(world: World) -> dict[tuple[str, str], object]:
-    """What is there, without what differs from run to run: uids, versions, certificates, times."""
-
-    def of(obj: Obj) -> object:
-        labels = {
-            k: v for k, v in (obj["metadata"].get("labels") or {}).items() if k != "controller-revision-hash"
-        }
-        said = sorted(
-            (c["type"], c["status"], c["reason"])
-            for c in obj.get("status", {}).get("conditions", [])
-            if "reason" in c
-        )
-        return (
-            labels,
-            obj.get("spec") if obj["kind"] not in ("Lease", "Pod") else None,
-            said,
-            sorted(obj.get("data") or {}),
-        )
-
-    return {(obj["kind"], name_of(obj)): of(obj) for obj in world.objects.values() if obj["kind"] != "Event"}
-
-
-def create(world: World) -> None:
-    world.cluster()
-    world.topic("quotes")
-
-
-def roll(world: World) -> None:
-    create(world)
-    asyncio.run(rounds(world, new_operator(world), 15))
-    set_image(world, "firn:2")
-
-
-def shrink(world: World) -> None:
-    create(world)
-    asyncio.run(rounds(world, new_operator(world), 15))
-    world.change(CLUSTER, "main", lambda obj: obj["spec"].update(replicas=2))
-
-
-def delete(world: World) -> None:
-    create(world)
-    asyncio.run(rounds(world, new_operator(world), 15))
-    world.end(TOPIC, "quotes")
-    world.end(CLUSTER, "main")
-
-
-FLOWS = [create, roll, shrink, delete]
 
 
 @pytest.mark.parametrize("flow", FLOWS, ids=lambda flow: flow.__name__)
@@ -94,14 +42,6 @@ def test_an_operator_that_ends_at_any_write_leaves_what_the_next_one_finishes(
         assert shape(world) == wanted, f"ended before write {at}"
         assert world.most_down <= 1
         assert world.lost_writes == []
-
-
-def uninterrupted(flow: Callable[[World], None]) -> tuple[dict[tuple[str, str], object], int]:
-    world = World()
-    flow(world)
-    before = len(world.requests)
-    asyncio.run(until_quiet(world, new_operator(world)))
-    return shape(world), len(world.writes(before))
 
 
 def allow(request: Request) -> None:

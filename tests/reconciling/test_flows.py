@@ -1,12 +1,15 @@
 """The life of a cluster, from nothing to nothing, in a Kubernetes in memory."""
 
 import asyncio
+import copy
+import json
 from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from operator_kit import IMAGE, NAMESPACE, World, new_operator, one_round, rounds
+from operator_kit import IMAGE, NAMESPACE, Request, World, new_operator, one_round, rounds
 
+from firn.errors import Forbidden
 from firn_operator.brokers import Way
 from firn_operator.kube import (
     CLAIM,
@@ -213,6 +216,40 @@ def test_volumes_grow_without_a_restart(settled: World) -> None:
     assert {pod["metadata"]["uid"] for pod in settled.pods()} == uids
 
 
+def test_volumes_that_are_wished_smaller_stay_and_it_is_said_why(settled: World) -> None:
+    set_spec(settled, storage={"size": "1Gi"})
+    before = len(settled.requests)
+    go(settled, 5)
+    degraded = settled.condition(CLUSTER, "main", "Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "StorageShrinks")
+    assert "copy the topics" in degraded["message"]
+    assert {each.kind for each in settled.writes(before)} <= {"BrokerCluster", "BrokerGroup", "Event"}
+    assert {claim["spec"]["resources"]["requests"]["storage"] for claim in settled.all(CLAIM)} == {"20Gi"}
+
+
+def test_a_storage_class_that_cannot_expand_is_named_as_the_reason(settled: World) -> None:
+    def refuse(request: Request) -> None:
+        if request.verb == "patch" and request.kind == "PersistentVolumeClaim":
+            raise Forbidden("only dynamically provisioned pvc can be resized")
+
+    settled.on_request = refuse
+    set_spec(settled, storage={"size": "40Gi"})
+    go(settled, 3)
+    degraded = settled.condition(CLUSTER, "main", "Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "StorageCannotGrow")
+    assert "allowVolumeExpansion" in degraded["message"]
+    assert settled.find(STATEFUL_SET, "main-0") is not None
+
+
+def test_a_volume_that_is_still_growing_is_waited_for_in_words(settled: World) -> None:
+    def growing(claim: Obj) -> None:
+        claim["status"] = {"conditions": [{"type": "FileSystemResizePending", "status": "True"}]}
+
+    settled.change(CLAIM, "data-main-0-1", growing)
+    go(settled, 2)
+    assert "data-main-0-1 grows" in settled.condition(CLUSTER, "main", "Progressing")["message"]
+
+
 def lose(world: World, pod: str, *, volume: Obj | None = None, since_s: float = 600) -> None:
     """The node of a pod is no more, and the pod finds no other place."""
     world.remove(NODE, f"node-{pod[-1]}")
@@ -370,6 +407,44 @@ def test_a_pod_is_not_stopped_while_the_lease_of_its_group_is_gone(settled: Worl
     go(settled, 10)
     assert settled.images() == [IMAGE] * 3
     assert "a person must look" in settled.condition(CLUSTER, "main", "Progressing")["message"]
+
+
+def older(lease: Obj) -> None:
+    record = json.loads(lease["metadata"]["annotations"][RECORD])
+    lease["metadata"]["annotations"][RECORD] = json.dumps({**record, "version": record["version"] - 1})
+
+
+def cleared(lease: Obj) -> None:
+    del lease["metadata"]["annotations"][RECORD]
+
+
+def damaged(lease: Obj) -> None:
+    lease["metadata"]["annotations"][RECORD] = "{"
+
+
+@pytest.mark.parametrize(("what", "said"), [
+    (None, "is gone"), (older, "is older"), (cleared, "has lost the record"), (damaged, "cannot be read"),
+], ids=["gone", "older", "cleared", "damaged"])  # fmt: skip
+def test_a_record_that_is_lost_under_its_group_is_said_until_it_is_back(
+    settled: World, what: Callable[[Obj], None] | None, said: str
+) -> None:
+    lease = settled.find(LEASE, "main-0")
+    assert lease is not None
+    kept = copy.deepcopy(lease)
+    settled.elects = False
+    if what is None:
+        settled.remove(LEASE, "main-0")
+    else:
+        settled.change(LEASE, "main-0", what)
+    go(settled, 3)
+    degraded = settled.condition(CLUSTER, "main", "Degraded")
+    assert (degraded["status"], degraded["reason"]) == ("True", "RecordLost")
+    assert said in degraded["message"]
+    assert settled.events().count("RecordLost") == 1
+    settled.put(kept)
+    settled.elects = True
+    go(settled, 3)
+    assert settled.condition(CLUSTER, "main", "Degraded")["status"] == "False"
 
 
 def test_a_topic_that_says_nonsense_holds_up_no_other_one(settled: World) -> None:

@@ -35,7 +35,7 @@ _PATH = re.compile(
     r"/(?P<version>api/v1|apis/[^/]+/[^/]+)(/namespaces/(?P<namespace>[^/]+))?/(?P<kind>[^/]+)"
     r"(/(?P<name>[^/]+))?(/(?P<part>status))?"
 )
-_LIST_KEYS = {"conditions": "type", "members": "node"}
+_LIST_KEYS = {"conditions": "type", "members": "node", "compaction": "group"}
 
 
 async def configuration_of(kubeconfig: Path) -> Configuration:
@@ -80,6 +80,7 @@ class Asked:
     query: dict[str, str]
     body: Object | None
     token: str
+    at: float = 0.0  # in time of the loop
 
 
 class FakeKubernetes:
@@ -195,7 +196,8 @@ class FakeKubernetes:
         text = await request.text()
         token = request.headers.get("Authorization", "").partition(" ")[2]
         body = json.loads(text) if text else None
-        asked = Asked(request.method, request.path, dict(request.query), body, token)
+        now = asyncio.get_running_loop().time()
+        asked = Asked(request.method, request.path, dict(request.query), body, token, now)
         self.asked.append(asked)
         fault = self.disturb(asked)
         assert fault is None or fault in FAULTS

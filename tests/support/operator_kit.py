@@ -18,6 +18,7 @@ from typing import Any
 
 from firn.errors import Conflict, NotFound, Unavailable
 from firn_operator.brokers import Way
+from firn_operator.events import REASONS
 from firn_operator.kube import (
     CLAIM,
     CLUSTER,
@@ -156,6 +157,9 @@ class Store:
 
     async def create(self, kind: Kind, namespace: str, body: Obj) -> Obj:
         self._ask("create", kind, name_of(body))
+        if kind is EVENT:
+            known = REASONS[body["reason"]]  # every reason there is is documented
+            assert known.type == body["type"], body
         if self.find(kind, name_of(body), namespace) is not None:
             raise Conflict(f"{kind.kind} {name_of(body)} is there already")
         return copy.deepcopy(self.put(copy.deepcopy(body)))
@@ -295,6 +299,7 @@ class World(Store):
         self.stuck: set[str] = set()  # pods that find no node
         self.never_in_sync: set[tuple[str, str]] = set()  # images and pods
         self.brokers_report = True
+        self.elects = True  # False: the brokers wait for a person, and nobody is ready
         self._running: dict[str, int] = {}  # pods and since how many turns
         self._was_whole: set[str] = set()
         self._logs: dict[str, str] = {}  # of nodes, as their group knows them
@@ -307,7 +312,7 @@ class World(Store):
         for pod in self.all(POD):
             if cluster_of(pod) is not None:
                 self._run(pod)
-        for lease in [obj for obj in self.all(LEASE) if cluster_of(obj) is not None]:
+        for lease in [obj for obj in self.all(LEASE) if self.elects and cluster_of(obj) is not None]:
             self._elect(lease)
         for pod in self.all(POD):
             self._ready(pod)
@@ -462,7 +467,7 @@ class World(Store):
     def _ready(self, pod: Obj) -> None:
         record = self.records.get(name_of(pod).rpartition("-")[0], Record())
         if name_of(pod) in self._running:
-            self._set_status(pod, ready=name_of(pod) in record.in_sync, state={"running": {}})
+            self._set_status(pod, ready=self.elects and name_of(pod) in record.in_sync, state={"running": {}})
 
     def _take_over(self, topic: Obj) -> None:
         cluster = (topic["spec"].get("clusterRef") or {}).get("name", name_of(topic))

@@ -78,8 +78,11 @@ class Coordinator(Protocol):
         """The newest record, consistently."""
         ...
 
-    def watch(self, group_id: GroupId) -> AsyncGenerator[Reading, None]:
-        """What ``read`` would answer, at once and then whenever it changes, soon after; ends with its ``aclose``."""
+    def watch(self, group_id: GroupId, *, late_s: float = 0.0) -> AsyncGenerator[Reading, None]:
+        """What ``read`` would answer, at once and then whenever it changes, soon after; ends with its ``aclose``.
+
+        ``late_s``: so late it may be told of a change, where looking for one costs something.
+        """
         ...
 
     async def compare_and_set(self, new: GroupRecord, *, expected_version: int) -> Swap:

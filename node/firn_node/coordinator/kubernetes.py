@@ -215,7 +215,7 @@ class KubernetesCoordinator:
             self._seen.meet(group_id, found.record)
             self._stored[group_id] = found
 
-    async def watch(self, group_id: GroupId) -> AsyncGenerator[Reading, None]:
+    async def watch(self, group_id: GroupId, *, late_s: float = 0.0) -> AsyncGenerator[Reading, None]:
         if self._is_closed:
             return
         slot = _Slot()

@@ -82,7 +82,7 @@ class MemoryCoordinator:
         why = self._seen.meet(group_id, found.record if isinstance(found, Found) else None)
         return found if why is None else Unusable(why)
 
-    async def watch(self, group_id: GroupId) -> AsyncGenerator[Reading, None]:
+    async def watch(self, group_id: GroupId, *, late_s: float = 0.0) -> AsyncGenerator[Reading, None]:
         told: Reading | None = None
         while not self._closed:
             changed = self._records.changed

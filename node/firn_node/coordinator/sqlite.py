@@ -72,7 +72,7 @@ class SqliteCoordinator:
     """A handle of the file at ``path``. Nothing is opened before the first call.
 
     ``busy_s``: how long a call waits for other processes. ``answer_s``: when the caller is told that nothing is
-    known; above ``busy_s``, a call that lost that wait says why. ``poll_s``: how often a watch looks.
+    known; above ``busy_s``, a call that lost that wait says why. ``poll_s``: how often a watch looks that may not be late.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class SqliteCoordinator:
         reading: Found | Absent | Unknown | Unusable = await self._answer(lambda: self._file.read(group_id))
         return Unreachable(reading.reason) if isinstance(reading, Unknown) else reading
 
-    async def watch(self, group_id: GroupId) -> AsyncGenerator[Reading, None]:
+    async def watch(self, group_id: GroupId, *, late_s: float = 0.0) -> AsyncGenerator[Reading, None]:
         told: Reading | None = None
         while not self._closed:
             reading = await self.read(group_id)
             if reading != told and not self._closed:
                 told = reading
                 yield reading
-            await asyncio.sleep(self._poll_s)
+            await asyncio.sleep(max(self._poll_s, late_s))
 
     async def compare_and_set(self, new: GroupRecord, *, expected_version: int) -> Swap:
         return await self._answer(lambda: self._file.compare_and_set(new, expected_version))

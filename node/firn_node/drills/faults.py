@@ -170,8 +170,8 @@ class FaultyCoordinator:
             return Unreachable("cut off from the coordinator by a drill")
         return await self._inner.read(group_id)
 
-    async def watch(self, group_id: GroupId) -> AsyncGenerator[Reading, None]:
-        async for reading in self._inner.watch(group_id):
+    async def watch(self, group_id: GroupId, *, late_s: float = 0.0) -> AsyncGenerator[Reading, None]:
+        async for reading in self._inner.watch(group_id, late_s=late_s):
             if await self._is_down():
                 yield Unreachable("cut off from the coordinator by a drill")
             else:

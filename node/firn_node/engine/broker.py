@@ -310,7 +310,7 @@ class Broker:
         from firn_node.engine.others import Others
 
         core = self.core
-        core.others = Others(coordinator, core.groups)
+        core.others = Others(coordinator, core.groups, core.group, lambda: group.state.record)
         self._spawn(core.others.run())
         if core.group == FIRST_GROUP:
             self._followers = Followers(core, lambda: (group.epoch, group.forced_epoch))
