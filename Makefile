@@ -9,10 +9,10 @@ export UV_PROJECT_ENVIRONMENT := .venv
 export UV_PYTHON_DOWNLOADS := never
 export UV_NO_PROGRESS := 1
 
-.PHONY: help setup demo demo-cluster test test-cluster cluster-parts check bench bench-quick drill simulate model chart fmt clean
+.PHONY: help setup demo demo-cluster test test-cluster cluster-parts check bench bench-quick drill drill-cluster simulate model chart fmt clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1	\2/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1	\2/' | expand -t 16
 
 setup: $(STAMP)  ## make .venv with firn and everything it needs (quick the second time)
 
@@ -64,6 +64,10 @@ bench-quick: setup  ## the same measurements, small: does the harness still work
 drill: setup  ## every failure drill: one broker killed 200 times, then the drills of a group (about half an hour)
 	@$(RUN)/python benchmarks/drill_sigkill.py
 	@$(RUN)/firn drill all
+
+drill-cluster: cluster-parts  ## a master lost 20 times on a real Kubernetes: its pod killed, then its node cut off (root; 15 minutes)
+	@PYTHONPATH=tests/support $(RUN)/python -m cluster_drill kill --rounds $(or $(ROUNDS),20)
+	@PYTHONPATH=tests/support $(RUN)/python -m cluster_drill cut --rounds $(or $(ROUNDS),20)
 
 simulate: setup  ## run the simulated broker group: SEEDS=1000 new seeds, one again: SEED=123; FAULTS=failovers: mostly those
 	@PYTHONPATH=tests/support $(RUN)/python -m firn_sim --faults $(or $(FAULTS),all) \

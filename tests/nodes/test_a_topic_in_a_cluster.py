@@ -1,50 +1,22 @@
 """What a person does with a topic, and what befalls its brokers, on real nodes: nothing acknowledged is lost."""
 
 import asyncio
-import gc
-from collections.abc import Iterator
-from pathlib import Path
+import os
+from dataclasses import replace
 
 import pytest
 from cluster import images
 from cluster.api import Json
-from cluster.bare import BareCluster
-from cluster.client import WholeCluster
 from cluster.fixtures import breakable
-from shop_kit import SYSTEM, TOPIC, Shop, install
+from cluster.providers import GivenCluster
+from cluster.tools import tool
+from shop_kit import SYSTEM, TOPIC, UNREACHABLE_PEERS, Shop
 
 pytestmark = [
     pytest.mark.cluster,
-    # On Python 3.11 aiohttp leaves a TLS connection whose peer is unreachable to close by itself, half a minute later:
-    # Python tells of it when the loop has ended before.
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("whole"),
+    pytest.mark.filterwarnings(UNREACHABLE_PEERS),
 ]
-
-
-@pytest.fixture(scope="session")
-def installed(nodes: WholeCluster) -> WholeCluster:
-    install(nodes)
-    return nodes
-
-
-@pytest.fixture(scope="module")
-def shop(installed: WholeCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    """One topic for all of these: each leaves it with three replicas in sync."""
-    with installed.namespace("shop") as space:
-        shop = Shop(installed, space, Path(tmp_path_factory.mktemp("credentials")))
-        shop.apply()
-        yield shop
-
-
-@pytest.fixture(autouse=True)
-def _whole(shop: Shop) -> Iterator[None]:
-    shop.until_ready()
-    shop.until_in_sync(3)
-    yield
-    if isinstance(shop.cluster, BareCluster):
-        for node in shop.cluster.nodes:
-            node.heal()
-    gc.collect()  # what the filter above is for is told here, and not in a test of something else
 
 
 def test_an_applied_topic_takes_writes(shop: Shop) -> None:
@@ -61,6 +33,18 @@ def test_a_pod_writes_and_reads_by_the_token_of_its_own_account(shop: Shop) -> N
     )
     found = shop.cluster.kubectl("exec", "-n", shop.space, "reader", "--", "firn", "get", TOPIC, "inside")
     assert found.strip() == "1"
+
+
+def test_a_cluster_that_is_only_given_is_written_to_by_forwarded_ports(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with ``make test-cluster KUBECONFIG=FILE``: nothing is known of it but that file."""
+    monkeypatch.setenv("PATH", f"{tool('kubectl').parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("KUBECONFIG", str(shop.cluster.kubeconfig))
+    given = replace(shop, cluster=GivenCluster(shop.cluster.kubeconfig))
+    with given.load() as load:
+        load.until_more()
+    assert load.refused == []
 
 
 def test_a_topic_that_is_deleted_and_applied_again_is_empty(shop: Shop) -> None:

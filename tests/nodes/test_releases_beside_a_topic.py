@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster.api import ApiError
 from cluster.client import WholeCluster
-from shop_kit import CHART, SYSTEM, Shop, helm, image_values, install
+from shop_kit import CHART, SYSTEM, Shop, ensure_installed, helm, image_values
 
 pytestmark = pytest.mark.cluster
 
@@ -16,10 +15,7 @@ WAIT = ("--wait", "--timeout", "300s")
 @pytest.fixture
 def released(nodes: WholeCluster) -> Iterator[WholeCluster]:
     """A cluster with the chart's release; it is there again at the end, for the tests that follow."""
-    try:
-        nodes.api.get(f"/api/v1/namespaces/{SYSTEM}")
-    except ApiError:
-        install(nodes)
+    ensure_installed(nodes)
     yield nodes
     helm(nodes, "upgrade", "--install", "firn", str(CHART), *image_values(), *WAIT)
 

@@ -11,6 +11,7 @@ import base64
 import contextlib
 import json
 import os
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,9 @@ CHART = Path(__file__).parents[2] / "helm"
 SYSTEM = "firn-system"
 TOPIC = "quotes"
 KEYS = 64
+# On Python 3.11 aiohttp leaves a TLS connection whose peer is unreachable to close by itself, half a minute later:
+# Python tells of it when the loop has ended before.
+UNREACHABLE_PEERS = "ignore::pytest.PytestUnraisableExceptionWarning"
 _GROUP = "/apis/firn.dev/v1alpha1/namespaces"
 
 
@@ -47,6 +51,14 @@ def install(cluster: WholeCluster) -> None:
         {"metadata": {"name": SYSTEM, "labels": {"pod-security.kubernetes.io/enforce": "restricted"}}},
     )
     helm(cluster, "install", "firn", str(CHART), *image_values(), "--wait", "--timeout", "180s")
+
+
+def ensure_installed(cluster: WholeCluster) -> None:
+    """The same, by whichever test comes first."""
+    try:
+        cluster.api.get(f"/api/v1/namespaces/{SYSTEM}")
+    except ApiError:
+        install(cluster)
 
 
 def helm(cluster: Cluster, *words: str) -> str:
@@ -132,6 +144,9 @@ class Shop:
     def members(self) -> int:
         return len(self.record()["members"])
 
+    def epoch(self) -> int:
+        return int(self.record()["epoch"])
+
     def told_master(self) -> str:
         """The pod that the BrokerGroup's status names, for people."""
         found = self.cluster.api.get(f"{_GROUP}/{self.space}/brokergroups/{self.group}")
@@ -188,9 +203,16 @@ class Shop:
     def node_of(self, pod: str) -> Node:
         return breakable(self.cluster).node(self.pod(pod)["spec"]["nodeName"])
 
+    def uid_of(self, pod: str) -> str:
+        return str(self.pod(pod)["metadata"]["uid"])
+
     def kill_broker(self, pod: str) -> None:
         """The pod's processes die at once, without a word; the kubelet starts its container again."""
-        assert self.node_of(pod).kill_pod(self.pod(pod)["metadata"]["uid"]), f"nothing ran in {pod}"
+        assert self.node_of(pod).kill_pod(self.uid_of(pod)), f"nothing ran in {pod}"
+
+    def certificate_of(self, pod: str) -> str:
+        """What the broker of a pod shows to whoever connects now, in PEM."""
+        return ssl.get_server_certificate((self.pod(pod)["status"]["podIP"], 7700), timeout=60)
 
     def images(self) -> set[str]:
         """Of the broker pods that are ready."""
@@ -260,7 +282,8 @@ class Load:
     acknowledged: dict[int, int] = field(default_factory=dict)
     sent: dict[int, int] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
-    gap_seconds: float = 0.0
+    gap_seconds: float = 0.0  # the longest time in which nothing was acknowledged, and when that was over
+    resumed_at: float = 0.0
     _last: float = 0.0
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -316,7 +339,8 @@ class Load:
                     break
                 self.acknowledged[key] = value
                 now = time.monotonic()
-                self.gap_seconds = max(self.gap_seconds, now - (self._last or now))
+                if now - (self._last or now) > self.gap_seconds:
+                    self.gap_seconds, self.resumed_at = now - self._last, now
                 self._last = now
                 if self._ended.is_set():
                     break

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -27,6 +28,8 @@ _IMAGES_BYTES = (
     6 << 30
 )  # of a node, at most; this project's images and what they are unpacked to are half of that
 _MEMORY_NEEDED = 12 << 30  # of the machine, so that images of three nodes are kept there beside what runs
+_PERIOD_US = 100_000
+_HOG = 'taken = []\nwhile True: taken.append(b"." * (16 << 20))'
 # Folders that programs of a node write to whatever they are told; an empty one each.
 _OWN_FOLDERS = ("/run", "/var/log", "/var/lib/cni")
 
@@ -46,6 +49,20 @@ def load(sockets: Sequence[Path], archive: Path) -> None:
     with ThreadPoolExecutor(len(sockets)) as pool:
         command = ("-n", "k8s.io", "images", "import", archive)
         list(pool.map(lambda socket: host.run("ctr", "-a", socket, *command), sockets))
+
+
+def _processes_of(group: Path) -> list[int]:
+    """Those of a container's cgroup; none of the sandbox, which only waits."""
+    with contextlib.suppress(OSError):  # it went away meanwhile
+        processes = [int(line) for line in (group / "cgroup.procs").read_text().split()]
+        return [each for each in processes if _name_of(each) != "pause"]
+    return []
+
+
+def _name_of(process: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/comm").read_text().strip()
+    return "pause"
 
 
 class Node:
@@ -160,19 +177,50 @@ class Node:
     def kill_pod(self, uid: str) -> int:
         """SIGKILL to every process of a pod's containers, as when memory is short: how many there were."""
         killed = 0
-        for group in {
+        for group in self._containers(uid):
+            for process in _processes_of(group):
+                with contextlib.suppress(
+                    OSError
+                ):  # it has ended by itself, or was found in another controller
+                    os.kill(process, signal.SIGKILL)
+                    killed += 1
+        return killed
+
+    def processes_of(self, uid: str) -> set[int]:
+        """What runs in a pod's containers, by this machine's numbers."""
+        return {process for group in self._containers(uid) for process in _processes_of(group)}
+
+    def limit_cpu(self, uid: str, *, milli: int) -> None:
+        """A pod gets so many thousandths of a core, as by a limit of its containers, without being made anew."""
+        quota = _PERIOD_US * milli // 1000
+        for group in self._pods(uid):
+            if (group / "cpu.cfs_quota_us").exists():
+                (group / "cpu.cfs_period_us").write_text(str(_PERIOD_US))
+                (group / "cpu.cfs_quota_us").write_text(str(quota))
+            elif (group / "cpu.max").exists():
+                (group / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
+
+    def exhaust_memory(self, uid: str) -> None:
+        """Something in each container of the pod takes memory until the kernel kills for it: what was there first."""
+        for group in self._containers(uid):
+            if not any((group / name).exists() for name in ("memory.limit_in_bytes", "memory.max")):
+                continue
+            if not (found := _processes_of(group)):
+                continue
+            for process in found:
+                Path(f"/proc/{process}/oom_score_adj").write_text("1000")
+            within = f"echo $$ > {group}/cgroup.procs; exec {sys.executable} -c '{_HOG}'"
+            host.run("sh", "-c", within, check=False)  # killed itself, in the end
+
+    def _pods(self, uid: str) -> set[Path]:
+        """The cgroups of a pod, in each controller."""
+        return {
             *CGROUPS.glob(f"*/{self.cgroup}/**/pod{uid}"),
             *CGROUPS.glob(f"{self.cgroup}/**/pod{uid}"),
-        }:
-            for listed in group.glob("*/cgroup.procs"):
-                for process in map(int, listed.read_text().split()):
-                    with contextlib.suppress(
-                        OSError
-                    ):  # it has ended by itself, or was found in another controller
-                        if Path(f"/proc/{process}/comm").read_text().strip() != "pause":
-                            os.kill(process, signal.SIGKILL)
-                            killed += 1
-        return killed
+        }
+
+    def _containers(self, uid: str) -> set[Path]:
+        return {listed.parent for group in self._pods(uid) for listed in group.glob("*/cgroup.procs")}
 
     def cut(self) -> None:
         """The node hears nobody and nobody hears it."""
