@@ -24,8 +24,18 @@ from benchmarks.kafka_broker import KafkaBroker, NoKafka
 from benchmarks.processes import preload
 from benchmarks.report import Report, Row, Spread, Target
 
-NAMES = (*(workload.name for workload in WORKLOADS), "memory", "start", "replicated", "rebuild", "spark", *alone.ALONE)
-LEFT_OUT_OF_QUICK = {"spark"}  # a session takes longer to start than all else that is quick; tests/spark reads so
+NAMES = (
+    *(workload.name for workload in WORKLOADS),
+    "memory",
+    "start",
+    "replicated",
+    "rebuild",
+    "spark",
+    *alone.ALONE,
+)
+LEFT_OUT_OF_QUICK = {
+    "spark"
+}  # a session takes longer to start than all else that is quick; tests/spark reads so
 
 
 def say(line: str) -> None:
@@ -144,7 +154,9 @@ def main() -> int:
     sizes = QUICK if given.quick else FULL
     if given.runs:
         sizes = replace(sizes, runs=given.runs)
-    wanted = set(filter(None, given.only.split(","))) or set(NAMES) - (LEFT_OUT_OF_QUICK if given.quick else set())
+    wanted = set(filter(None, given.only.split(","))) or set(NAMES) - (
+        LEFT_OUT_OF_QUICK if given.quick else set()
+    )
     with_kafka = not given.without_kafka
     if with_kafka:
         try:

@@ -10,7 +10,7 @@ from cluster import images
 from cluster.api import ApiError, Json
 from cluster.bare import BareCluster
 from cluster.client import WholeCluster
-from shop_kit import SYSTEM, TOPIC, Shop, install
+from shop_kit import TOPIC, Shop, ensure_installed
 
 pytestmark = pytest.mark.cluster
 
@@ -23,10 +23,7 @@ SECONDS = 400.0  # for drivers and executors that begin on a busy machine
 @pytest.fixture(scope="module")
 def shop(nodes: WholeCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     """A topic whose keys were written several times over, and some of them deleted at the end."""
-    try:
-        nodes.api.get(f"/api/v1/namespaces/{SYSTEM}")
-    except ApiError:
-        install(nodes)
+    ensure_installed(nodes)
     nodes.load(images.archive(images.SPARK))
     with nodes.namespace("spark") as space:
         shop = Shop(nodes, space, Path(tmp_path_factory.mktemp("credentials")))
