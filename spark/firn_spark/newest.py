@@ -20,7 +20,8 @@ _WORD = 8
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _MIX_2 = np.uint64(0xD6E8FEB86659FD93)
 _SHIFT = np.uint64(32)
-_AT_ONCE = 1 << 18  # rows whose keys are laid side by side at once
+_AT_ONCE = 1 << 16  # rows whose keys are laid side by side at once
+_HASHED_AT_ONCE = 1 << 15
 
 
 class Newest:
@@ -106,13 +107,20 @@ def _words(rows: NDArray[np.uint8], length: int) -> U64:
 
 def hashes(words: U64, length: int) -> U64:
     """A hash of each key: of all of its bytes, and the same in every process."""
-    found = np.full(len(words), length * int(_MIX_2) % (1 << 64), np.uint64)
-    for column in range(words.shape[1]):
-        found ^= words[:, column]
-        found *= _MIX
-        found ^= found >> _SHIFT
-    found *= _MIX_2
-    found ^= found >> _SHIFT
+    found = np.empty(len(words), np.uint64)
+    shifted = np.empty(min(len(words), _HASHED_AT_ONCE), np.uint64)
+    for start in range(0, len(words), _HASHED_AT_ONCE):  # what stays in the processor's cache
+        part = words[start : start + _HASHED_AT_ONCE]
+        mixed, spare = found[start : start + len(part)], shifted[: len(part)]
+        mixed[:] = length * int(_MIX_2) % (1 << 64)
+        for column in range(part.shape[1]):
+            mixed ^= part[:, column]
+            mixed *= _MIX
+            np.right_shift(mixed, _SHIFT, out=spare)
+            mixed ^= spare
+        mixed *= _MIX_2
+        np.right_shift(mixed, _SHIFT, out=spare)
+        mixed ^= spare
     return found
 
 
@@ -123,21 +131,24 @@ def superseded(words: U64, length: int) -> NDArray[np.bool_]:
     if count < 2:
         return dead
     bits = np.uint64(int(count - 1).bit_length())
-    ordered = (hashes(words, length) >> bits << bits) | np.arange(count, dtype=np.uint64)
+    row_mask = (np.uint64(1) << bits) - np.uint64(1)
+    ordered = (hashes(words, length) & ~row_mask) | np.arange(count, dtype=np.uint64)
     ordered.sort()
-    numbers = (ordered & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
-    ordered >>= bits
     doubtful = [np.zeros(0, np.uint64)]
     for start in range(0, count - 1, _AT_ONCE):
-        end = min(start + _AT_ONCE + 1, count)  # one row more: each is compared with the next
-        marks, rows = ordered[start:end], numbers[start:end]
+        part = ordered[start : start + _AT_ONCE + 1]  # one row more: each is compared with the next
+        marks, rows = part >> bits, (part & row_mask).astype(np.int64)
         keys = words.take(rows, axis=0)
         is_shared = marks[1:] == marks[:-1]
-        is_same = is_shared & (keys[1:] == keys[:-1]).all(axis=1)
+        is_same = is_shared.copy()
+        for column in range(words.shape[1]):
+            is_same &= keys[1:, column] == keys[:-1, column]
         dead[rows[:-1][is_same]] = True
         doubtful.append(marks[1:][is_shared & ~is_same])
     for mark in np.unique(np.concatenate(doubtful)):
-        _settle(words, numbers[slice(*np.searchsorted(ordered, [mark, mark + np.uint64(1)]))], dead)
+        bounds = np.array([mark, mark + np.uint64(1)], np.uint64) << bits
+        start, end = np.searchsorted(ordered, bounds)
+        _settle(words, (ordered[start : end or None] & row_mask).astype(np.int64), dead)
     return dead
 
 

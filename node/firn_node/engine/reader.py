@@ -7,7 +7,7 @@ horizon and the raw view from it on. No Python per record.
 import asyncio
 from dataclasses import dataclass
 
-from firn.batch import HEADER_BYTES, iterate
+from firn.batch import HEADER_BYTES, iterate, parse_header
 from firn.crc import crc32c
 from firn.errors import BadOffset, Invalid, OffsetExpired, SnapshotExpired, Unavailable, UnknownTopic
 from firn.wire import place_block
@@ -23,10 +23,12 @@ from firn_node.engine.partitions import Partitions
 from firn_node.engine.snapshots import Pinned, Snapshots
 from firn_node.filecache import FileRange
 from firn_node.index import Entry
+from firn_node.log.walk import headers
 
 _SCAN_ENTRIES = 512
 _LOOK_ENTRIES = 16_384
 _LIGHT_ROWS = 1024
+_LARGE_BYTES = 32 << 10  # of a batch whose keys are worth a call of their own
 
 
 @dataclass(slots=True)
@@ -197,12 +199,30 @@ class Reader:
         return parts, at
 
     def _keys_parts(self, runs: list[tuple[int, int]]) -> list[bytes | FileRange]:
-        """Each batch's header and keys part."""
-        return [
-            bytes(batch.data[: HEADER_BYTES + batch.header.keys_bytes])
-            for position, size in runs
-            for batch in iterate(self.core.log.read(position, size))
-        ]
+        """Each batch's header and keys part; of a large batch as a range: its values are not even read."""
+        log, parts = self.core.log, list[bytes | FileRange]()
+        try:
+            for position, size in runs:
+                at, end = position, position + size
+                while at < end:
+                    header = parse_header(log.read(at, HEADER_BYTES))
+                    if header.size >= _LARGE_BYTES:
+                        parts += log.ranges(at, HEADER_BYTES + header.keys_bytes)
+                        at += header.size
+                        continue
+                    data = memoryview(log.read(at, min(end - at, RUN_BYTES_MAX)))
+                    whole = headers(data).end
+                    parts += [
+                        bytes(batch.data[: HEADER_BYTES + batch.header.keys_bytes])
+                        for batch in iterate(data[: whole or len(data)])
+                    ]
+                    at += whole
+        except BaseException:
+            for part in parts:
+                if not isinstance(part, bytes):
+                    part.lease.release()
+            raise
+        return parts
 
     def _light(self, request: ReadRequest, partition: Partition) -> ReadResult:
         """Rows of a light queue: whole batches, and which of their rows are the queue's."""
