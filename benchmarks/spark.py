@@ -1,4 +1,4 @@
-"""How fast Spark reads a topic on two cores, which it shares with the broker: no peer was measured at it."""
+"""How fast Spark reads and compacts a topic on two cores, which it shares with the broker: no peer was measured at it."""
 
 import shutil
 from pathlib import Path
@@ -10,6 +10,7 @@ from benchmarks.report import Row, Spread
 
 TOPIC = "spark"
 PARTITIONS = 4
+COMPACTED_PARTITIONS = 10
 WAYS = {  # of a figure the row's title, and its bar
     "columns": ("every column to the JVM", "target: 1.5 M/s or more"),
     "count": ("count()", ""),
@@ -20,6 +21,10 @@ WAYS = {  # of a figure the row's title, and its bar
 
 def measure(work: Path, sizes: Sizes) -> list[Row]:
     """The rows; broker and data are removed afterwards."""
+    return [*_reading(work, sizes), _compacting(work, sizes)]
+
+
+def _reading(work: Path, sizes: Sizes) -> list[Row]:
     broker = FirnBroker(work / "firn-spark")
     broker.start()
     try:
@@ -34,3 +39,20 @@ def measure(work: Path, sizes: Sizes) -> list[Row]:
         Row(f"Spark reads 100 B, {title}", RATE, Spread.of([found[name]]), note=note)
         for name, (title, note) in WAYS.items()
     ]
+
+
+def _compacting(work: Path, sizes: Sizes) -> Row:
+    """A forced compaction of 10 partitions, its keys read and decided by Spark, written by the broker."""
+    broker = FirnBroker(work / "firn-spark")
+    broker.start()
+    try:
+        broker.create_topic(TOPIC, partitions=COMPACTED_PARTITIONS)
+        common = {"address": broker.address, "topic": TOPIC, "records": sizes.spark_compaction}
+        run_child("firn_client:produce", **common, keys=sizes.spark_compaction // 5, value_bytes=100)
+        found = run_child("spark_client:compact", **common)
+    finally:
+        broker.stop()
+        shutil.rmtree(work / "firn-spark", ignore_errors=True)
+    keys = f"{sizes.spark_compaction // 5:,} keys, {COMPACTED_PARTITIONS} partitions"
+    note = f"target: 3 M/s or more with a driver of 1 GiB; {keys}"
+    return Row("Spark compacts by force, 100 B", RATE, Spread.of([found["rate"]]), note=note)

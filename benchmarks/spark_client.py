@@ -29,6 +29,42 @@ def read(address: str, topic: str, records: int, cores: int = CORES) -> dict[str
         spark.stop()
 
 
+def compact(address: str, topic: str, records: int, cores: int = CORES) -> dict[str, float]:
+    """Records/s of a forced compaction of a whole topic, by a driver that may take 1 GiB."""
+    from firn_spark.session import session
+
+    conf = {"spark.ui.enabled": "false", "spark.driver.memory": "1g"}
+    spark = session("firn-bench", master=f"local[{cores}]", conf=conf)
+    try:
+        spark.sparkContext.parallelize(range(cores), cores).map(
+            _import
+        ).collect()  # workers, and their imports
+        return {"rate": compaction_rate(spark, address, topic, records)}
+    finally:
+        spark.stop()
+
+
+def compaction_rate(spark: Any, address: str, topic: str, records: int) -> float:
+    """Records/s. Errors: RuntimeError when a partition is not done, or when rows were not compared."""
+    from firn_spark.connection import Connection
+    from firn_spark.force_compaction import compact as compact_by_force
+
+    began = time.perf_counter()
+    plan = compact_by_force(spark, Connection(bootstrap=address), topic)
+    seconds = time.perf_counter() - began
+    compared = sum(row["compared"] for row in plan["partitions"])
+    states = {row["state"] for row in plan["partitions"]}
+    if compared != records or states != {"done"}:
+        raise RuntimeError(f"{topic}: {compared} of {records} records compared, {sorted(states)}")
+    return records / seconds
+
+
+def _import(number: int) -> str:
+    import firn_spark.mapping
+
+    return f"{firn_spark.mapping.__name__} {number}"
+
+
 def rates(spark: Any, address: str, topic: str, records: int) -> dict[str, float]:
     """Records/s of each way to read. Errors: RuntimeError when a read does not have all records."""
     reader = spark.read.format("firn").options(bootstrap=address, view="raw")

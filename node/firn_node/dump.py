@@ -6,14 +6,16 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from firn import statement
 from firn.batch import MAGIC as BATCH_MAGIC
 from firn_node.compaction import manifest, mask
 from firn_node.compaction.segment import FOOTER_BYTES
 from firn_node.disk import Disk, RealDisk, read_file
 from firn_node.log.segment import SUMMARY_MAGIC
-from firn_node.offline import compacted, groupfiles, keyfiles, logfiles
+from firn_node.offline import compacted, groupfiles, keyfiles, logfiles, planfiles
 from firn_node.offline.batches import batch_items, note_damage, walk
 from firn_node.offline.report import FileReport
+from firn_node.plans import folder as plan_folder
 from firn_node.replication.doors import epochfile, groupfile
 
 
@@ -39,6 +41,10 @@ def read_any(disk: Disk, path: str, *, with_records: bool = False) -> FileReport
         return compacted.inspect_manifest(disk, path)[0]
     if magic == mask.MAGIC:
         return compacted.inspect_mask(disk, path)[0]
+    if name == plan_folder.PLAN:
+        return planfiles.inspect_plan(disk, path)
+    if magic == statement.MAGIC:
+        return planfiles.inspect_statement(disk, path)
     if name == "identity":
         return _identity(disk, path)
     if name == groupfile.NAME:

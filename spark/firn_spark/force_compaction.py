@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from firn.client.blocking import Client
@@ -26,9 +27,15 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HEARTBEAT_S = 1.0
+PARTITIONS_PER_S = 2000  # of a plan's document: a look takes about a hundredth of the time
 PLANS_MAX = 10  # of one run: each new master costs one
 AGAIN = 75  # EX_TEMPFAIL
 Watch = Callable[[Document], None]
+Task = Callable[[Slice], Mapped]
+
+
+class Cancelled(FirnError):
+    """Somebody has cancelled the plan."""
 
 
 class PlanLost(Unavailable):
@@ -44,38 +51,42 @@ def compact(
     slice_records: int | None = None,
     keys_bytes_max: int = KEYS_BYTES_MAX,
     watch: Watch = lambda plan: None,
+    task: Task = map_slice,
 ) -> Document:
     """Compact a topic by force: the plan as it has ended. ``watch`` is shown the plan about every second.
 
-    ``run``: a name; a plan of that name that is done is not done again. *Effects*: may be repeated.
-    *Errors*: PlanLost, UnknownTopic, those of the tasks, in Spark's own words.
+    ``run``: a name; a plan of that name that is done is not done again. ``task``: what is run for each slice.
+    *Effects*: may be repeated.
+    *Errors*: Cancelled, PlanLost, UnknownTopic, those of the tasks, in Spark's own words.
     """
     with connection.client() as client:
         for _ in range(PLANS_MAX):
             plan = client.open_plan(topic, run=run, slice_records=slice_records)
             watch(plan)
             try:
-                return _carried_out(_Run(spark, connection, client, topic, keys_bytes_max, watch), plan)
+                return _carried_out(_Run(spark, connection, client, topic, keys_bytes_max, watch, task), plan)
             except UnknownPlan:
-                continue
+                newest = client.compaction_plan(topic)
+                if newest is not None and newest["state"] == "cancelled" and newest["ids"] == plan["ids"]:
+                    raise Cancelled(
+                        f"{topic}: the compaction was cancelled; what was compacted by then stays"
+                    ) from None
     raise PlanLost(
         f"{topic}: the plan was lost {PLANS_MAX} times; run it again when the brokers have come to rest"
     )
 
 
+@dataclass(frozen=True, slots=True)
 class _Run:
     """One plan of one driver."""
 
-    def __init__(
-        self, spark: "SparkSession", connection: Connection, client: Client, topic: str, keys_bytes_max: int,
-        watch: Watch,
-    ) -> None:  # fmt: skip
-        self.spark = spark
-        self.connection = connection
-        self.client = client
-        self.topic = topic
-        self.keys_bytes_max = keys_bytes_max
-        self.watch = watch
+    spark: "SparkSession"
+    connection: Connection
+    client: Client
+    topic: str
+    keys_bytes_max: int
+    watch: Watch
+    task: Task
 
     def tasks(self, plan: Document) -> list[Slice]:
         """What is missing, the largest first."""
@@ -112,10 +123,15 @@ def _carried_out(run: _Run, plan: Document) -> Document:
         else:
             plan = run.touch(plan, "applying")
             if plan["state"] == "open":
-                time.sleep(HEARTBEAT_S / 4)
+                time.sleep(_pause(plan) / 4)
     if plan["state"] != "done":
         raise UnknownPlan(f"the plan of {run.topic} is {plan['state']}")
     return plan
+
+
+def _pause(plan: Document) -> float:
+    """Seconds between two looks at a plan: its document grows with its partitions."""
+    return max(HEARTBEAT_S, len(plan["partitions"]) / PARTITIONS_PER_S)
 
 
 def _mapped(run: _Run, plan: Document, tasks: list[Slice]) -> Document:
@@ -128,7 +144,7 @@ def _mapped(run: _Run, plan: Document, tasks: list[Slice]) -> Document:
     def work() -> None:
         try:
             context.setJobGroup(group, f"force compaction of {run.topic}", interruptOnCancel=True)
-            found.extend(context.parallelize(tasks, len(tasks)).map(map_slice).collect())
+            found.extend(context.parallelize(tasks, len(tasks)).map(run.task).collect())
         except BaseException as error:
             failed.append(error)
 
@@ -138,7 +154,7 @@ def _mapped(run: _Run, plan: Document, tasks: list[Slice]) -> Document:
     thread.start()
     try:
         while thread.is_alive():
-            thread.join(HEARTBEAT_S)
+            thread.join(_pause(plan))
             plan = run.touch(plan, "mapping")
             if plan["state"] not in ("open", "done"):
                 raise UnknownPlan(f"the plan of {run.topic} is {plan['state']}")

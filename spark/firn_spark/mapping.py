@@ -116,11 +116,12 @@ def map_slice(asked: Slice) -> Mapped:
 
 def _standing(link: Link, asked: Slice) -> Literal["missing", "already", "unknown_plan"]:
     """Whether the plan still waits for this slice."""
-    plan = link.run(plans.newest_plan(link.run(link.target(asked.topic)), asked.topic))
-    for row in [] if plan is None else plan["partitions"]:
-        if row["partition"] == asked.partition and row["plan"] == asked.plan:
-            return "missing" if asked.slice in row["missing"] else "already"
-    return "unknown_plan"
+    target = link.run(link.target(asked.topic))
+    try:
+        row = link.run(plans.planned_partition(target, asked.topic, asked.plan, asked.partition))
+    except UnknownPlan:
+        return "unknown_plan"
+    return "missing" if asked.slice in row["missing"] else "already"
 
 
 def read_slice(link: Link, asked: Slice) -> tuple[I64, I64]:

@@ -10,6 +10,8 @@ from plan_kit import compact_by_plan, encoded, ended, keys, map_all, open_plan, 
 
 from firn.errors import AlreadyUploaded, Invalid, NotFound, UnknownPlan
 from firn.survivors import survivors
+from firn_node.disk import RealDisk
+from firn_node.dump import read_any
 
 
 async def filled(kit: Kit, *, records: int = 300, keys: int = 20, seed: int = 1, **spec: object) -> None:
@@ -184,6 +186,14 @@ def test_an_equal_upload_may_be_repeated_and_another_one_is_refused(tmp_path):
                 await upload(kit, plan, part, 1, data)
             folder = tmp_path / "plans" / str(plan["topic_id"])
             assert len(list(folder.iterdir())) == 2, "the plan and one statement"
+            (kept,) = folder.glob("*.statement")
+            told, said = (read_any(RealDisk("."), str(path)) for path in (folder / "PLAN", kept))
+            assert (told.kind, told.facts["id"], told.facts["state"]) == ("plan", plan["id"], "open")
+            assert (said.kind, said.facts["plan_end"], said.facts["blocks"]) == ("statement", 300, 1)
+            for path in folder.iterdir():
+                data = path.read_bytes()
+                path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+                assert len(read_any(RealDisk("."), str(path)).damages) == 1
 
     run(go())
 
@@ -276,6 +286,7 @@ def test_a_key_index_whose_checksum_is_wrong_is_made_anew_and_agrees(tmp_path):
             await filled(kit)
             partition = kit.broker.partitions.get(kit.broker.topic("t"), 0)
             plan = await open_plan(kit)
+            kit.broker._sealer.seal(partition)
             while not partition.log.manifest.dirty:
                 await asyncio.sleep(0.005)
             (sealed,) = partition.log.manifest.dirty

@@ -77,6 +77,7 @@ NEEDS = {
     ("GET", f"{_T}/compaction/plan"): SEE,
     ("PUT", f"{_T}/compaction/plan/{{id}}"): COMPACT,
     ("DELETE", f"{_T}/compaction/plan/{{id}}"): COMPACT,
+    ("GET", f"{_T}/compaction/plan/{{id}}/partitions/{{partition}}"): COMPACT,
     ("PUT", f"{_T}/compaction/plan/{{id}}/partitions/{{partition}}/slices/{{slice}}"): COMPACT,
     ("POST", f"{_T}/snapshots"): READ,
     ("PUT", f"{_T}/snapshots/{{id}}"): READ,

@@ -277,6 +277,9 @@ class StandIn:
     def touch_plan(self, topic: str, id: str, progress: dict[str, Any] | None) -> dict[str, Any]:
         return self.plan(topic)
 
+    def planned_partition(self, topic: str, id: str, partition: int) -> dict[str, Any]:
+        return self.plan(topic)
+
     async def cancel_plan(self, topic: str, id: str) -> dict[str, Any]:
         return self.plan(topic)
 

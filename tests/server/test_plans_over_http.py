@@ -38,6 +38,8 @@ def test_a_plan_is_made_followed_and_carried_out() -> None:
             status, found, _ = await s.ask("PUT", f"{PLAN}/{plan['id']}", json={"progress": progress})
             assert (status, found["progress"]) == (200, progress)
             slices = f"{PLAN}/{plan['id']}/partitions/0/slices"
+            status, found, _ = await s.ask("GET", f"{PLAN}/{plan['id']}/partitions/0")
+            assert (status, found) == (200, plan["partitions"][0])
             status, found, _ = await s.ask(
                 "PUT", f"{slices}/0", data=said(plan, 0, [0, 2, 4, 6, 8], [0, 2, 4, 6])
             )

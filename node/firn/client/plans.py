@@ -60,6 +60,13 @@ async def cancel_plan(target: Target, topic: str) -> None:
     await asyncio.gather(*(cancel(way) for way in target.transports))
 
 
+async def planned_partition(target: Target, topic: str, id: str, partition: int) -> Document:
+    """One row of a plan. Errors: UnknownPlan: plan again."""
+    way = target.transport_of(partition)
+    found: Document = (await way.request("GET", _path(topic, id, "partitions", partition))).document()
+    return found
+
+
 async def upload_statement(
     target: Target,
     topic: str,

@@ -251,7 +251,7 @@ class Broker:
         self._topics = Topics(core, self._appender, self._commits)
         self._groups = Groups(core, self.partitions, self._appender, self._commits, self._lookup)
         self._plans = Plans(
-            core, self.partitions, self._commits, self._scheduler, self._reader.settle, self._sealer.seal,
+            core, self.partitions, self._commits, self._scheduler, self._reader.settle,
             self.in_thread, None if alone else self._topics.force_compaction,
         )  # fmt: skip
         await self._plans.load()
@@ -777,6 +777,10 @@ class Broker:
     def touch_plan(self, topic: str, id: str, progress: dict[str, Any] | None) -> dict[str, Any]:
         self._check_reading()
         return self._plan_document(self._plans.touched(self.core.catalogue.named(topic), id, progress))
+
+    def planned_partition(self, topic: str, id: str, partition: int) -> dict[str, Any]:
+        self._check_reading()
+        return self._plans.part(self.core.catalogue.named(topic), id, partition).document()
 
     async def cancel_plan(self, topic: str, id: str) -> dict[str, Any]:
         self._check_reading()

@@ -21,7 +21,7 @@ from firn_node.plans.plan import Plan, PlannedPartition, unpack
 
 _log = logging.getLogger(__name__)
 FOLDER = "plans"
-_PLAN = "PLAN"
+PLAN = "PLAN"
 _STATEMENT = ".statement"
 
 
@@ -45,7 +45,7 @@ class PlanFolder:
         return found
 
     def _load(self, topic_id: int) -> Plan | None:
-        path = f"{self.folder(topic_id)}/{_PLAN}"
+        path = f"{self.folder(topic_id)}/{PLAN}"
         if not self.disk.exists(path):
             return None
         try:
@@ -62,7 +62,7 @@ class PlanFolder:
         for part, _ in wanted.values():
             part.seen = part.dead = 0
         for name in self.disk.list(self.folder(topic_id)):
-            if name == _PLAN:
+            if name == PLAN:
                 continue
             if name in wanted and self._take(plan, *wanted[name]):
                 continue
@@ -86,7 +86,7 @@ class PlanFolder:
         """*Effects*: durable on return; may be repeated."""
         folder = self.folder(plan.topic_id)
         self.disk.make_folder(folder)
-        replace_file(self.disk, f"{folder}/{_PLAN}", plan.pack())
+        replace_file(self.disk, f"{folder}/{PLAN}", plan.pack())
         step("plan.stored")
 
     def new_upload(self, plan: Plan) -> File:
@@ -138,7 +138,7 @@ class PlanFolder:
 
     def remove(self, topic_id: int) -> None:
         """A topic's plan with all of its files. *Effects*: may be repeated."""
-        self.disk.unlink(f"{self.folder(topic_id)}/{_PLAN}")
+        self.disk.unlink(f"{self.folder(topic_id)}/{PLAN}")
         step("plan.gone")
         self.disk.remove_tree(self.folder(topic_id))
 

@@ -1,6 +1,6 @@
 """Plans of one broker: made, heard of, carried out, dropped.
 
-1. ``open``: seal what is active, note how far each partition is dispatched, store the plan;
+1. ``open``: note how far each partition is dispatched, store the plan;
 2. statements come in (``upload``); each is durable before it is acknowledged;
 3. a partition whose slices are all here is compacted by the scheduler, as far as its key indexes agree;
 4. its result is stored, its statements are removed; a crash in between compacts it again, which changes nothing;
@@ -32,6 +32,7 @@ from firn_node.plans.upload import Upload
 
 SLICE_RECORDS = 5_000_000  # a task that keeps so many keys in memory takes about 1 GiB
 _AT_ONCE = 256  # partitions that are compacted together
+_OPENED_AT_ONCE = 32
 _AGAIN_S = 5.0
 _TELL_AGAIN_S = 1.0
 _TELLS = 30
@@ -40,9 +41,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Plans:
-    """``settle`` waits until what was acknowledged in a partition is dispatched, ``seal`` lets its active segment be
-    sealed, ``in_thread`` does I/O beside the event loop, ``force`` asks all replicas of the group for a compaction;
-    it is None of a broker of its own.
+    """``settle`` waits until what was acknowledged in a partition is dispatched, ``in_thread`` does I/O beside the event
+    loop, ``force`` asks all replicas of the group for a compaction; it is None of a broker of its own.
     """
 
     core: Core
@@ -50,7 +50,6 @@ class Plans:
     commits: Commits
     scheduler: Scheduler
     settle: Callable[[Partition], Awaitable[None]]
-    seal: Callable[[Partition], None]
     in_thread: Callable[..., Awaitable[Any]]
     force: Callable[[TopicInfo], Awaitable[None]] | None = None
     folder: PlanFolder = field(init=False)
@@ -88,7 +87,11 @@ class Plans:
             ):
                 known.touched = self._now()
                 return known, False
-            parts = [await self._part(topic, n, slice_records) for n in topic.partitions_in(self.core.group)]
+            parts = []
+            for number in topic.partitions_in(self.core.group):
+                parts.append(await self._part(topic, number, slice_records))
+                if len(parts) % _OPENED_AT_ONCE == 0:
+                    await asyncio.sleep(0)  # others have a turn
             if self.core.catalogue.by_id.get(topic.topic_id) is None:
                 raise UnknownTopic(f"topic {topic.name!r} was deleted", topic=topic.name)
             plan = Plan(
@@ -104,7 +107,6 @@ class Plans:
         partition = self.partitions.get(topic, number)
         with partition.in_use():
             await self.settle(partition)
-            self.seal(partition)
             manifest, end = partition.log.manifest, partition.dispatched_end
             lag_ms = partition.topic.spec.compaction.min_lag_ms
             plan_end = end if not lag_ms else self.scheduler.old_enough(partition, end, lag_ms)
@@ -130,6 +132,13 @@ class Plans:
             plan.progress = progress
         return plan
 
+    def part(self, topic: TopicInfo, id: str, number: int) -> PlannedPartition:
+        """One partition of a plan, whose driver is there. *Errors*: UnknownPlan, UnknownPartition."""
+        part = self.touched(topic, id).partitions.get(number)
+        if part is None:
+            raise UnknownPartition(f"plan {id} has no partition {number} of topic {topic.name!r}")
+        return part
+
     async def cancel(self, topic: TopicInfo, id: str) -> Plan:
         """Compact nothing more for a plan. *Effects*: its uploads are gone on return. *Errors*: UnknownPlan."""
         plan = self._plans.get(topic.topic_id)
@@ -141,13 +150,10 @@ class Plans:
 
     def upload(self, topic: TopicInfo, id: str, number: int, slice: int) -> Upload:
         """Where to put a statement. *Errors*: UnknownPlan, UnknownPartition, Invalid."""
-        plan = self.touched(topic, id)
-        part = plan.partitions.get(number)
-        if part is None:
-            raise UnknownPartition(f"plan {id} has no partition {number} of topic {topic.name!r}")
+        part = self.part(topic, id, number)
         if slice >= part.slices:
             raise Invalid(f"partition {number} of plan {id} has {part.slices} slices; there is none {slice}")
-        return Upload(self, plan, part, slice)
+        return Upload(self, self._plans[topic.topic_id], part, slice)
 
     async def kept(
         self, plan: Plan, part: PlannedPartition, slice: int, statement: Statement, keep: Callable[[], bool]
@@ -285,7 +291,9 @@ class Plans:
         if plan is None or plan.id != id:
             raise self._unknown(topic, id)
         if plan.state in ("cancelled", "expired"):
-            raise UnknownPlan(f"plan {id} of topic {topic.name!r} was dropped ({plan.state}); plan again")
+            raise UnknownPlan(
+                f"plan {id} of topic {topic.name!r} was dropped ({plan.state}); plan again", state=plan.state
+            )
         return plan
 
     def _check(self, plan: Plan) -> None:

@@ -59,6 +59,12 @@ async def put_plan(context: Context, call: Call) -> web.StreamResponse:
     return answer(call.http, context.broker.touch_plan(call.name("topic"), call.name("id"), progress))
 
 
+async def get_planned_partition(context: Context, call: Call) -> web.StreamResponse:
+    call.query.finish()
+    partition = call.integer("partition")
+    return answer(call.http, context.broker.planned_partition(call.name("topic"), call.name("id"), partition))
+
+
 async def delete_plan(context: Context, call: Call) -> web.StreamResponse:
     call.query.finish()
     return answer(call.http, await context.broker.cancel_plan(call.name("topic"), call.name("id")))
@@ -97,5 +103,6 @@ ROUTES = [
     Route("GET", _PLAN, get_plan, Action.SEE),
     Route("PUT", f"{_PLAN}/{{id}}", put_plan, Action.COMPACT),
     Route("DELETE", f"{_PLAN}/{{id}}", delete_plan, Action.COMPACT),
+    Route("GET", f"{_PLAN}/{{id}}/partitions/{{partition}}", get_planned_partition, Action.COMPACT),
     Route("PUT", f"{_PLAN}/{{id}}/partitions/{{partition}}/slices/{{slice}}", put_statement, Action.COMPACT),
 ]
