@@ -1,6 +1,9 @@
 """Forced compaction by a real Spark session and a real broker: what is left is what the rule of survivors leaves."""
 
+import json
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -197,3 +200,24 @@ def test_what_cannot_be_done_is_said_in_one_sentence_before_spark_begins(
         == force_compaction.AGAIN
     )
     assert "127.0.0.1:1" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_firn_compact_by_spark_ends_with_the_object_of_every_engine(
+    broker: BrokerProcess, client: Client, topic: str
+) -> None:
+    client.create_topic(topic, compaction=QUIET)
+    fill(client, topic, seed=6, records=300, keys=20)
+    command = [sys.executable, "-m", "firn.cli.main", "--broker", broker.address, "compact", topic]
+    ended = subprocess.run([*command, "--engine", "spark", "-o", "json"], capture_output=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    (line,) = ended.stdout.splitlines()
+    document = json.loads(line)
+    assert (list(document), document["engine"]) == (["topic", "engine", "partitions"], "spark")
+    (row,) = document["partitions"]
+    assert (row["state"], row["records_before"], row["compared"]) == ("done", 300, 300)
+    assert {"bytes_read", "bytes_written", "tombstones_dropped", "rounds", "seconds"} <= set(row)
+    chosen = subprocess.run(
+        [*command, "--engine", "auto", "--force", "--wait"], capture_output=True, check=True
+    )
+    assert b"engine broker: the topic has" in chosen.stderr

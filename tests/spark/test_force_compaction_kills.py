@@ -126,3 +126,33 @@ def test_a_driver_that_is_killed_leaves_its_plan_to_the_next_one(
     plan = force_compaction.compact(spark, connection, topic, run="of another driver")
     assert plan["ids"] == before["ids"] or before["state"] == "done"
     check(client, topic, plan)
+
+
+@pytest.mark.slow
+def test_a_master_that_is_killed_in_the_middle_costs_a_new_plan_and_every_replica_compacts(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        first = probe.getsockname()[1]
+    cluster = BrokerProcess(
+        tmp_path / "data", "--listen", f"127.0.0.1:{first}", "--replicas", "3", "--restart-after", "0s"
+    )
+    cluster.start()
+    try:
+        connection = Connection(bootstrap=cluster.address, timeout=60)
+        with connection.client() as client:
+            fill(client, "t")
+            ids: list[str] = []
+
+            def watch(plan: force_compaction.Document) -> None:
+                ids.extend(plan["ids"])
+                if len(ids) == 1:
+                    (master,) = (row for row in client.cluster_status()["brokers"] if row["role"] == "master")
+                    os.kill(master["pid"], signal.SIGKILL)
+
+            plan = force_compaction.compact(spark, connection, "t", watch=watch)
+            assert len(set(ids)) == 2, "a new master has no such plan"
+            check(client, "t", plan)
+    finally:
+        cluster.stop()
