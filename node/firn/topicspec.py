@@ -107,11 +107,16 @@ _DURABILITY = {"minInSync": ("min_in_sync", _count), "flush": ("flush", _flush)}
 _OPERATOR: dict[str, type | tuple[type, ...]] = {
     "clusterRef": dict, "brokers": dict, "forceCompaction": dict, "access": list, "deletionPolicy": str,
 }  # fmt: skip
-_KNOWN = ("partitions", "compaction", "retention", "durability", *_OPERATOR)
+_SECTIONS: dict[str, Mapping[str, Any]] = {
+    "compaction": _COMPACTION,
+    "retention": _RETENTION,
+    "durability": _DURABILITY,
+}
+_KNOWN = ("partitions", *_SECTIONS, *_OPERATOR)
 
 
-def _section(document: Mapping[str, Any], name: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    given = document.get(name)
+def _section(document: Mapping[str, Any], name: str) -> dict[str, Any]:
+    given, known = document.get(name), _SECTIONS[name]
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -147,7 +152,7 @@ def parse_spec(document: Mapping[str, Any] | None, *, min_in_sync: int = 1) -> T
     parse_access(document.get("access"))
     if document.get("deletionPolicy", "Delete") not in ("Delete", "Retain"):
         raise Invalid(f"spec.deletionPolicy: expected Delete or Retain, found {document['deletionPolicy']!r}")
-    compaction = CompactionSpec(**_section(document, "compaction", _COMPACTION))
+    compaction = CompactionSpec(**_section(document, "compaction"))
     if compaction.max_lag_ms <= 0 or compaction.max_lag_ms < compaction.min_lag_ms:
         raise Invalid("spec.compaction.maxLag: must be above 0s and not below minLag")
     if compaction.memory_bytes < 64 << 10:
@@ -158,15 +163,24 @@ def parse_spec(document: Mapping[str, Any] | None, *, min_in_sync: int = 1) -> T
         raise Invalid(
             f"spec.compaction.segmentBytes: {size_text(compaction.segment_bytes)} is too little; at least 4Ki"
         )
-    durability = _section(document, "durability", _DURABILITY)
+    durability = _section(document, "durability")
     durability.setdefault("min_in_sync", min_in_sync)
     return TopicSpec(
         partitions,
         compaction,
-        RetentionSpec(**_section(document, "retention", _RETENTION)),
+        RetentionSpec(**_section(document, "retention")),
         DurabilitySpec(**durability),
         {name: document[name] for name in _OPERATOR if name in document},
     )
+
+
+def stored_spec(document: Mapping[str, Any]) -> TopicSpec:
+    """The spec that a broker has stored or told: fields that only a newer firn knows are passed over."""
+    known = {name: document[name] for name in _KNOWN if name in document}
+    for name, section_fields in _SECTIONS.items():
+        if isinstance(section := known.get(name), Mapping):
+            known[name] = {key: section[key] for key in section_fields if key in section}
+    return parse_spec(known)
 
 
 def check_topic_name(name: object, *, internal: bool = False) -> str:

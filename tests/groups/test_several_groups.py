@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_kit import run
@@ -10,6 +11,7 @@ from group_kit import BrokerCluster, broker_cluster
 from firn.client import Client
 from firn.errors import FirnError, NotMaster, TopicExists, Unavailable, UnknownTopic
 from firn_node.engine.broker import Broker
+from firn_node.engine.following import Followers
 from firn_node.engine.topicids import topic_id_at
 
 KEYS = [b"key-%d" % number for number in range(40)]
@@ -357,5 +359,30 @@ def test_a_new_master_that_group_0_has_told_nothing_yet_denies_no_topic(tmp_path
             with pytest.raises(Unavailable, match="not known yet") as refused:
                 one.broker.topic("t")
             assert refused.value.retry
+
+    run(story())
+
+
+def test_a_group_0_that_says_no_end_of_ids_is_followed_as_an_older_firns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell = Followers.tell
+
+    async def tell_as_before(self: Followers, group: int, has: tuple[int, int], wait_s: float) -> Any:
+        answer = await tell(self, group, has, wait_s)
+        del answer["ids_end"]
+        return answer
+
+    monkeypatch.setattr(Followers, "tell", tell_as_before)
+
+    async def story() -> None:
+        async with broker_cluster(tmp_path, replicas=1) as cluster, Client(cluster.addresses) as client:
+            await client.create_topic("t", partitions=2)
+            await filled(client)
+            one = (await cluster.groups[1].until_master()).broker
+            await cluster.until(lambda: bool(one.core.catalogue.whole_to()), "group 1 has been told")
+            assert knows(one, "t") is not None
+            with pytest.raises(UnknownTopic):
+                one.topic("nobody-made-this")
 
     run(story())

@@ -22,7 +22,7 @@ from typing import Any
 import msgpack
 
 from firn.errors import FirnError, Unavailable, UnknownTopic
-from firn.topicspec import CompactionSpec, DurabilitySpec, RetentionSpec, TopicSpec, parse_spec
+from firn.topicspec import CompactionSpec, DurabilitySpec, RetentionSpec, TopicSpec, stored_spec
 from firn.types import OFFSETS_TOPIC, OFFSETS_TOPIC_ID, TOPICS_TOPIC, TOPICS_TOPIC_ID
 from firn_node.engine.api import FIRST_GROUP, TopicInfo
 
@@ -54,12 +54,12 @@ def topic_of(name: str, value: bytes) -> TopicInfo:
     """The topic that a ``__topics`` record makes or changes."""
     fields = msgpack.unpackb(value)
     groups = tuple(fields.get("groups", (FIRST_GROUP,)))
-    return TopicInfo(name, int(fields["id"], 16), parse_spec(fields["spec"]), groups)
+    return TopicInfo(name, int(fields["id"], 16), stored_spec(fields["spec"]), groups)
 
 
 def told_of(value: bytes) -> Told:
     """The state of group 0's catalogue that a ``__topics`` record of another group was taken from."""
-    epoch, position = msgpack.unpackb(value).get("told", NEVER_TOLD)
+    epoch, position, *_ = msgpack.unpackb(value).get("told", NEVER_TOLD)
     return epoch, position
 
 

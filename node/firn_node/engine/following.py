@@ -24,7 +24,7 @@ from typing import Any
 from firn.client.transport import Transport, path_of
 from firn.errors import FirnError, InvariantBroken, Unavailable
 from firn.tls import Credentials
-from firn.topicspec import parse_spec
+from firn.topicspec import stored_spec
 from firn_node.engine.api import FIRST_GROUP, TopicInfo
 from firn_node.engine.catalogue import NEVER_TOLD, Told
 from firn_node.engine.core import Core
@@ -245,7 +245,8 @@ class Following:
         for at in range(0, len(items), ROWS):
             await self._write(dict(items[at : at + ROWS]), told)
         catalogue.told = max(catalogue.told, told)
-        self._has, self._whole_to = told, int(answer["ids_end"])
+        # An older group 0 says no ``ids_end``: its topics have their positions as ids.
+        self._has, self._whole_to = told, int(answer.get("ids_end", told[1]))
 
     def _check_ids(self, news: Mapping[str, TopicInfo | None]) -> None:
         """An id is a topic's for good. *Errors*: Unavailable for one that another topic has here."""
@@ -267,6 +268,6 @@ def _topic(document: Mapping[str, Any]) -> TopicInfo:
     return TopicInfo(
         str(document["name"]),
         int(document["topic_id"]),
-        parse_spec(document["spec"]),
+        stored_spec(document["spec"]),
         tuple(document["groups"]),
     )

@@ -62,7 +62,7 @@ class Groups:
         committed: Committed = {}
         for number, row in zip(numbers, found, strict=True):
             if row is not None:
-                offset, since = msgpack.unpackb(row.value)
+                offset, since, *_ = msgpack.unpackb(row.value)
                 committed[number] = (offset, since)
         return committed
 

@@ -39,6 +39,9 @@ class DirtyState:
     ``position``: appends below it are counted (a replay passes over them). ``oldest_*`` are of the first dirty
     batch (-1: none). Clean figures are copies of the manifest's. ``forced``: up to which of the compactions by force
     that its topic was asked for this partition is done.
+
+    Stored: a msgpack list of the fields in this order. Fields are only ever added, at the end and with a default: who
+    knows fewer passes over the rest, and who knows more finds the default.
     """
 
     position: int = 0
@@ -71,7 +74,8 @@ class DirtyState:
 
 
 def unpack_state(data: bytes) -> DirtyState:
-    return DirtyState(*msgpack.unpackb(data))
+    """The state that a row holds, an older or a newer firn's too."""
+    return DirtyState(*msgpack.unpackb(data)[: len(DirtyState.__slots__)])
 
 
 @dataclass(slots=True, eq=False)

@@ -5,7 +5,8 @@ many as a producer may have unacknowledged, and all that are not dispatched; a r
 batches only. A row of a newer epoch holds on to the older one until a batch of its own is dispatched: what is not
 dispatched may be cut away (``without``).
 
-Stored row: i64 last use in ms (log clock), then msgpack ``[epoch, [[sequence, base_offset, records], ...]]``.
+Stored row: i64 last use in ms (log clock), then msgpack ``[epoch, [[sequence, base_offset, records], ...]]``. What a
+newer firn adds at the end of the row, or of a batch in it, is passed over.
 """
 
 from collections import deque
@@ -62,9 +63,9 @@ class ProducerRow:
 
 
 def unpack_row(data: bytes) -> ProducerRow:
-    epoch, batches = msgpack.unpackb(data[8:])
+    epoch, batches, *_ = msgpack.unpackb(data[8:])
     row = ProducerRow(epoch, int.from_bytes(data[:8], "little", signed=True))
-    row.batches.extend(tuple(b) for b in batches)
+    row.batches.extend((sequence, base, records) for sequence, base, records, *_ in batches)
     return row
 
 

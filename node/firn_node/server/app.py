@@ -34,6 +34,7 @@ from firn_node.server import (
 from firn_node.server.answers import answer, error_answer
 from firn_node.server.budget import Budget
 from firn_node.server.context import Context, ServedBroker, ServerSettings
+from firn_node.server.door import Door
 from firn_node.server.guarded import Proof, admit, note_admin, proof_of, too_long
 from firn_node.server.params import Call, Query
 from firn_node.server.routes import Router
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
     from firn_node.replication.doors.peers import Peers
     from firn_node.security.guard import Guard
     from firn_node.security.trust import TrustFiles
-    from firn_node.server.door import Door
 
 log = logging.getLogger("firn.server")
 
@@ -129,11 +129,13 @@ class _Listener(web.Server):
         self._is_shut = True
         await super().shutdown(timeout)
 
-    def __call__(self) -> RequestHandler:
+    def plain(self, place: Place) -> RequestHandler:
+        """A connection of a port where nobody proves anything."""
+        place.leave()
         return _Connection(self, loop=self._loop, **self._kwargs)
 
     def guarded(self, place: Place) -> RequestHandler:
-        """A connection through the door."""
+        """A connection that has to prove who is at its other end."""
         proof = Proof(self._context.guard, place)
         return _ProvenConnection(self, proof=proof, loop=self._loop, **self._kwargs)
 
@@ -246,10 +248,8 @@ class Server:
         """Refuse new requests, let running ones end (bounded), close every connection."""
         context = self.context
         context.is_stopping = True
-        for site in list(self._runner.sites):
-            await site.stop()
         if context.door is not None:
-            context.door.close()
+            await context.door.close()
         for task in list(context.waiting):
             task.cancel()
         await stream.close_all(context)
@@ -299,13 +299,9 @@ async def serve(
     )
     runner = web.ServerRunner(listener, shutdown_timeout=settings.stop_seconds)
     await runner.setup()
+    context.door = _door(context, trust, listener)
     try:
-        if trust is None:
-            await web.TCPSite(runner, host, port, backlog=1024).start()
-            found_host, found_port = runner.addresses[0][:2]
-        else:
-            context.door = _door(context, trust, listener)
-            found_host, found_port = await context.door.open(host, port)
+        found_host, found_port = await context.door.open(host, port)
     except OSError:
         await runner.cleanup()
         raise
@@ -313,9 +309,7 @@ async def serve(
     return Server(context, runner, f"{shown}:{found_port}")
 
 
-def _door(context: Context, trust: "TrustFiles", listener: _Listener) -> "Door":
-    from firn_node.server.door import Door  # brings what a plain broker need not load
-
+def _door(context: Context, trust: "TrustFiles | None", listener: _Listener) -> Door:
     settings = context.settings
     admission = Admission(settings.unproven_per_address_max, settings.unproven_max)
 
@@ -324,7 +318,8 @@ def _door(context: Context, trust: "TrustFiles", listener: _Listener) -> "Door":
             context.guard.denials["handshake"] += 1
             context.guard.note(None, address, "TLS handshake", None, reason)
 
-    return Door(trust, admission, listener.guarded, refused=refused, proof_seconds=settings.proof_seconds)
+    factory = listener.plain if trust is None else listener.guarded
+    return Door(trust, admission, factory, refused=refused, proof_seconds=settings.proof_seconds)
 
 
 def install_uvloop() -> bool:

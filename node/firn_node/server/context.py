@@ -137,7 +137,7 @@ class Context:
     in_flight: Budget  # produce requests received and not yet answered
     reads: Budget  # bulk reads in memory
     guard: "Guard | None" = None  # None: everybody may everything
-    door: "Door | None" = None  # None: plain, and nobody is asked
+    door: "Door | None" = None  # None: the port is not open yet
     counts: Counts = field(default_factory=Counts)
     peers: "Peers | None" = None  # the other replicas of the broker's group
     is_stopping: bool = False

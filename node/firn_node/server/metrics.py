@@ -90,7 +90,7 @@ class BrokerCollector(Collector):
 
     def _security(self) -> Iterator[Metric]:
         door, guard = self._context.door, self._context.guard
-        if door is not None:
+        if door is not None and door.files is not None:
             text = "1 when changed certificates or tokens are no good and the old ones stay in force."
             yield GaugeMetricFamily("firn_security_problem", text, int(door.files.problem is not None))
             text = "Connections that have not proven anything yet."
