@@ -95,7 +95,7 @@ async def play(folder: str, history: list[tuple[str, object, object]], index: st
                 result = await kit.compact("t", force=forced)
                 assert result.partitions[0].state == "done", result.partitions[0].reason
             elif operation == "seal":
-                kit.broker._sealer.seal(kit.broker.partitions.get(kit.broker.topic("t"), 0))
+                kit.broker.parts.sealer.seal(kit.broker.partitions.get(kit.broker.topic("t"), 0))
             elif operation == "checkpoint":
                 await kit.broker.checkpoint()
             elif operation == "update":

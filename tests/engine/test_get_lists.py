@@ -48,7 +48,7 @@ async def _sealed(kit: Kit) -> None:
     """Make what is active a sealed segment: a compaction that nobody forces takes no other."""
     partition = kit.broker.partitions.get(kit.broker.topic("t"), 0)
     await kit.get("t", b"none")
-    kit.broker._sealer.seal(partition)
+    kit.broker.parts.sealer.seal(partition)
     while partition.sealing:
         await asyncio.sleep(0.005)
 
@@ -78,7 +78,7 @@ def test_a_list_of_keys_gets_what_each_key_gets_alone(
             assert log.stats().masked, (log.manifest, "the case of masked rows is missing")
             await _check(kit, model, columns)
             keys = list(model)
-            wanted = kit.broker._lookup.wanted(log.manifest.topic_id, *joined(keys))
+            wanted = kit.broker.parts.lookup.wanted(log.manifest.topic_id, *joined(keys))
             hashes = zip(wanted.hi.tolist(), wanted.lo.tolist(), strict=True)
             alone = [log.newest(key, h, l) for key, (h, l) in zip(keys, hashes, strict=True)]
             assert None in alone, "the case of masked tombstones is missing"
@@ -117,9 +117,9 @@ async def _few_at_a_time(kit: Kit, model: dict[bytes, bytes | None]) -> None:
     Random(SEED).shuffle(keys)
     for at in range(0, len(keys), 7):
         some = keys[at : at + 7]
-        found = kit.broker._lookup.get(partition, some)
+        found = kit.broker.parts.lookup.get(partition, some)
         assert [row and row.value for row in found] == [model.get(key) for key in some], f"seed {SEED}"
-        assert found == [kit.broker._lookup.get(partition, [key])[0] for key in some], f"seed {SEED}"
+        assert found == [kit.broker.parts.lookup.get(partition, [key])[0] for key in some], f"seed {SEED}"
 
 
 def test_a_few_rows_of_each_batch_are_what_each_key_gets_alone(tmp_path: Path) -> None:

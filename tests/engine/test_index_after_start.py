@@ -38,7 +38,7 @@ async def _filled(kit: Kit) -> dict[bytes, bytes | None]:
 async def _check(kit: Kit, model: dict[bytes, bytes | None]) -> None:
     partition = kit.broker.partitions.get(kit.broker.topic("t"), 0)
     assert partition.active is None, "nobody has asked for it"
-    found = kit.broker._lookup.get(partition, list(model))
+    found = kit.broker.parts.lookup.get(partition, list(model))
     assert [row and row.value for row in found] == list(model.values())
     active = partition.active
     assert active is not None

@@ -36,7 +36,7 @@ def test_segments_seal_at_any_instant_of_a_forced_compaction(tmp_path):
                 while not compaction.is_done:
                     if at < 40:
                         await fill(kit, model, n * 10 + 5, 1)
-                        kit.broker._sealer.seal(partition)
+                        kit.broker.parts.sealer.seal(partition)
                     at += 1
                     await asyncio.sleep(0)
                 row = compaction.partitions[0]
@@ -58,7 +58,7 @@ def test_a_seal_right_before_the_compactor_looks_does_not_fail_the_compaction(tm
             compaction = await kit.broker.compact("t", force=True)
             while not partition.compacting:
                 await asyncio.sleep(0)
-            kit.broker._sealer.seal(partition)
+            kit.broker.parts.sealer.seal(partition)
             while not compaction.is_done:
                 await asyncio.sleep(0.001)
             assert (compaction.state, compaction.partitions[0].reason) == ("done", None)
@@ -111,7 +111,7 @@ def test_a_seal_that_finds_no_room_does_not_keep_compaction_from_making_some(tmp
             model: dict[bytes, bytes] = {}
             await fill(kit, model, 0, 20)
             disk.is_full = True
-            kit.broker._sealer.seal(kit.broker.partitions.get(kit.broker.topic("t"), 0))
+            kit.broker.parts.sealer.seal(kit.broker.partitions.get(kit.broker.topic("t"), 0))
             await asyncio.sleep(0.05)
             assert kit.broker.metrics["seal_failures"] > 0
             await fill(kit, model, 20, 5)
@@ -129,7 +129,7 @@ def test_a_topic_deleted_while_it_is_sealed_does_not_hold_back_retention(tmp_pat
         async with running(tmp_path) as kit:
             topic_id = await kit.create()
             await fill(kit, {}, 0, 20)
-            kit.broker._sealer.seal(kit.broker.partitions.get(kit.broker.topic("t"), 0))
+            kit.broker.parts.sealer.seal(kit.broker.partitions.get(kit.broker.topic("t"), 0))
             await kit.broker.delete_topic("t")
             await asyncio.sleep(0.1)
             assert (topic_id, 0) not in kit.broker.partitions.states

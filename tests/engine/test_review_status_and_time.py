@@ -96,7 +96,7 @@ def test_raw_bytes_stay_right_while_the_log_expires(tmp_path, monkeypatch, porti
                 await kit.compact("other")
                 if n % 3 == 2:
                     await kit.broker.checkpoint()
-                    await kit.broker._retain()
+                    await kit.broker.parts.upkeep.retain()
                 starts.add(kit.broker.core.log.start)
                 entries = kit.broker.core.index.scan(topic_id, 0, 0, limit=100_000)
                 for _ in range(30):  # bounded portions a call
@@ -122,14 +122,14 @@ def test_offsets_go_on_after_everything_has_expired_and_the_newest_rows_were_dro
             await kit.put("filler", [(b"k", b"v" * 1000)])
         await kit.compact("filler")
         await kit.broker.checkpoint()
-        kit.broker._scheduler.held_back = set()
+        kit.broker.parts.scheduler.held_back = set()
         topics = kit.broker.core.catalogue.by_name["__topics"]
-        kit.broker._scheduler.request(topics, force=True)
+        kit.broker.parts.scheduler.request(topics, force=True)
         await until(
-            lambda: kit.broker._scheduler.requests[topics.topic_id].run.is_done, "__topics is compacted"
+            lambda: kit.broker.parts.scheduler.requests[topics.topic_id].run.is_done, "__topics is compacted"
         )
         await asyncio.sleep(0.01)
-        await kit.broker._retain()
+        await kit.broker.parts.upkeep.retain()
         assert kit.broker.core.log.start > 4096
         assert (await row(kit))["raw_bytes"] == 0
         for _ in range(2):

@@ -26,12 +26,12 @@ def batches(kit: Kit) -> list[bytes]:
 
 
 def waiting(kit: Kit) -> list[type]:
-    return [type(write) for write in kit.broker._appender.written]
+    return [type(write) for write in kit.broker.parts.appender.written]
 
 
 async def left_behind(kit: Kit) -> Any:
     """All that can be seen of the topic, once it is dispatched."""
-    await kit.broker._commits.wait(kit.broker.core.log.written_end)
+    await kit.broker.parts.commits.wait(kit.broker.core.log.written_end)
     partition = kit.broker.partitions.opened(kit.broker.topic("t").topic_id, 0)
     assert partition is not None
     assert not partition.pending
@@ -140,7 +140,7 @@ def test_records_of_a_topic_that_is_being_deleted_are_passed_over(tmp_path):
             for data in batches(kit):
                 assert isinstance((await kit.broker.produce(data))[0], Appended)
             await deleting
-            await kit.broker._commits.wait(kit.broker.core.log.written_end)
+            await kit.broker.parts.commits.wait(kit.broker.core.log.written_end)
             assert kit.broker.core.health.index_error is None
             assert kit.broker.core.dispatched_position == kit.broker.core.log.written_end
 

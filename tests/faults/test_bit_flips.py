@@ -59,7 +59,7 @@ async def build() -> tuple[PowerDisk, Models]:
     async def seal(topic: str) -> None:
         partition = kit.broker.partitions.get(kit.broker.topic(topic), 0)
         await kit.get(topic, b"k000")
-        kit.broker._sealer.seal(partition)
+        kit.broker.parts.sealer.seal(partition)
         while partition.sealing:
             await asyncio.sleep(0.005)
 
@@ -133,7 +133,7 @@ class Checked:
         offset = 0
         if view == "raw":
             partition = kit.broker.partitions.get(kit.broker.topic(topic), 0)
-            offset = kit.broker._reader.earliest(partition)
+            offset = kit.broker.parts.reader.earliest(partition)
         try:
             since = kit.broker.partitions.get(kit.broker.topic(topic), 0).horizon
             records = await kit.read(topic, view=view, offset=offset, since=since)

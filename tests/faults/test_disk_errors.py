@@ -46,7 +46,7 @@ class Workload:
             await self.tried(broker.checkpoint())
             await self.put(kit)
             await self.tried(self.compact(kit))
-            await self.tried(broker._retain())
+            await self.tried(broker.parts.upkeep.retain())
             await self.tried(asyncio.to_thread(broker.core.key_query.build_missing))
             if turn == 1:
                 await self.tried(self.machine.end())
@@ -77,14 +77,14 @@ class Workload:
             self.note(error)
             if "nothing was appended" in error.message or isinstance(error, ReadOnly):
                 self.refused.append(value)
-            await self.machine.broker._check_disk()  # as housekeeping does every second
+            await self.machine.broker.parts.upkeep.check_disk()  # as housekeeping does every second
             return
         for row, pair in enumerate(rows):
             self.acknowledged[appended.base_offset + row] = pair
 
     async def seal(self) -> None:
         broker = self.machine.broker
-        broker._sealer.seal(broker.partitions.get(broker.topic("t"), 0))
+        broker.parts.sealer.seal(broker.partitions.get(broker.topic("t"), 0))
 
     async def compact(self, kit: Kit) -> None:
         compaction = await kit.compact("t")
@@ -179,7 +179,7 @@ def test_a_full_disk_makes_the_broker_read_only_until_there_is_room_and_compacti
             async def fill():
                 for number in range(4000):
                     await kit.put("t", [(b"k%d" % (number % 3), b"x" * 3000)])
-                    await found.broker._check_disk()  # as housekeeping does every second
+                    await found.broker.parts.upkeep.check_disk()  # as housekeeping does every second
 
             with pytest.raises(ReadOnly, match="read-only"):
                 await fill()
@@ -312,7 +312,7 @@ def test_a_failed_seal_is_counted_shown_and_its_rows_stay_found():
             await kit.put("t", [(b"a", b"1")])
             found.disk.fail(1, errno.ENOSPC, kinds={"pwrite"}, path_ends=".dirty")
             broker = found.broker
-            broker._sealer.seal(broker.partitions.get(broker.topic("t"), 0))
+            broker.parts.sealer.seal(broker.partitions.get(broker.topic("t"), 0))
             await asyncio.sleep(0.3)
             assert broker.metrics["seal_failures"] == 1
             assert "sealing" in str((await broker_row(kit))["reason"])

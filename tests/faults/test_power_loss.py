@@ -143,7 +143,7 @@ class History:
 
     async def seal(self, name: str) -> None:
         broker = self.kit.broker
-        broker._sealer.seal(broker.partitions.get(broker.topic(name), 0))
+        broker.parts.sealer.seal(broker.partitions.get(broker.topic(name), 0))
 
     async def checkpoint(self, _: str) -> None:
         await self.kit.broker.checkpoint()
@@ -151,7 +151,7 @@ class History:
     async def retain(self, _: str) -> None:
         broker = self.kit.broker
         await broker.checkpoint()
-        await broker._retain()
+        await broker.parts.upkeep.retain()
         broker.core.key_query.build_missing()
 
     async def drop(self, name: str) -> None:
@@ -270,7 +270,7 @@ class History:
         assert live_of([(r.key, r.value) for r in view]) == live, "the map is another"
         for key in KEYS:
             assert await kit.get(name, key) == live.get(key), f"get({key!r})"
-        earliest = kit.broker._reader.earliest(partition)
+        earliest = kit.broker.parts.reader.earliest(partition)
         raw = await kit.read(name, view="raw", offset=earliest)
         assert [r.offset for r in raw] == list(range(earliest, len(rows))), "the raw view has a hole"
         assert [(r.key, r.value) for r in raw] == rows[earliest:], "the raw view is another"

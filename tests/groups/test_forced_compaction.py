@@ -98,7 +98,7 @@ def test_a_replica_that_ends_while_it_compacts_does_so_when_it_is_back_and_only_
             await standby.stop()
             await standby.start()
             await group.until(standby.broker.is_ready, "it follows its master")
-            await group.until(lambda: standby.broker.knows_states, "it knows its partitions")
+            await group.until(lambda: standby.broker.parts.upkeep.knows_states, "it knows its partitions")
             assert standby.broker.compaction("t") is None
 
     run(story())

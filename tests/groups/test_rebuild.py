@@ -118,7 +118,7 @@ def holds(replica: Replica, name: str, expected: dict[bytes, bytes], gone: list[
     found: dict[bytes, bytes | None] = {}
     for number in range(topic.spec.partitions):
         some = [key for key in keys if key.startswith(b"%d-" % number)]
-        rows = broker._lookup.get(broker.partitions.get(topic, number), some)
+        rows = broker.parts.lookup.get(broker.partitions.get(topic, number), some)
         found |= {key: None if row is None else row.value for key, row in zip(some, rows, strict=True)}
     return found == {**expected, **dict.fromkeys(gone)}
 
@@ -341,7 +341,7 @@ def test_a_pin_that_is_gone_starts_its_partition_over(tmp_path: Path, steps: Ste
             await write(master, "t", 120, size=9000)  # some keys anew: their older rows are masked
             partition = master.broker.partitions.get(master.broker.topic("t"), 0)
             assert master.broker.partitions.active(partition).end == partition.dispatched_end
-            master.broker._sealer.seal(partition)
+            master.broker.parts.sealer.seal(partition)
             log = partition.log
             await group.until(lambda: log.manifest.dirty, "it is sealed")
             await master.kit.compact("t", force=False)

@@ -208,11 +208,11 @@ def test_a_late_word_of_an_older_master_deletes_no_newer_topic(tmp_path: Path) -
     async def story() -> None:
         async with broker_cluster(tmp_path, replicas=1) as cluster:
             zero, one = [(await group.until_master()) for group in cluster.groups]
-            followers = zero.broker._followers
+            followers = zero.broker.member.followers
             assert followers is not None
             late = await followers.tell(1, (0, 0), 0)
             await zero.broker.create_topic("t", zero.kit.spec({"partitions": 2}))
-            following = one.broker._following
+            following = one.broker.member.following
             assert following is not None
             assert late["whole"]
             with pytest.raises(Unavailable, match="older state"):

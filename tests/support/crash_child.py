@@ -71,7 +71,7 @@ async def work(folder: str, start: int, index: str) -> None:
             plan = await open_plan(kit)
             await kit.broker.cancel_plan("t", plan["id"])
         if n % 10 == 9:
-            await kit.broker._retain()
+            await kit.broker.parts.upkeep.retain()
             await asyncio.to_thread(kit.broker.core.key_query.build_missing, 1)
         if n % 15 == 14:
             with contextlib.suppress(TopicExists, UnknownTopic):  # done before the kill already

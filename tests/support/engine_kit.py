@@ -121,7 +121,7 @@ class Kit:
 
     async def compact_here(self, topic: str) -> None:
         """Compact by force, whoever may be served by this broker."""
-        compaction = self.broker._scheduler.request(self.broker.topic(topic), force=True)
+        compaction = self.broker.parts.scheduler.request(self.broker.topic(topic), force=True)
         while not compaction.is_done:
             await asyncio.sleep(0.005)
 

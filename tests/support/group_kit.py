@@ -141,7 +141,7 @@ class BrokerGroup:
         for replica in self.up:
             broker = replica.broker
             partition = broker.partitions.get(broker.topic(topic), 0)
-            rows = broker._lookup.get(partition, keys)
+            rows = broker.parts.lookup.get(partition, keys)
             found.append([None if row is None else row.value for row in rows])
         return found
 

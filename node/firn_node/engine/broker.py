@@ -3,35 +3,30 @@
 Everything runs on the event loop but for syncs, index flushes, sealing, compaction and key query files, which
 have threads of their own. Start, in order:
 
-1. lock the folder, empty it if it is to start anew, read or make its identity;
-2. open the partition index: its checkpoint tells how far dispatch is durable;
-3. open the commit log, verified from there on, torn tail cut;
-4. load the catalogue from ``__topics``;
-5. dispatch the log from the checkpoint on;
-6. remove what belongs to no topic; scan the partitions' states (in the background).
+1. lock the folder, empty it if it is to start anew;
+2. open its files and make the parts that work on them (``parts``);
+3. load the catalogue from ``__topics``;
+4. dispatch the log from the checkpoint on; of a replica, join the group, which says how far (``membership``);
+5. remove what belongs to no topic; scan the partitions' states (in the background, ``upkeep``).
+
+Longer than other modules, because each call of the server has its short method here: who may ask, and which part answers.
 """
 
 import asyncio
 import contextlib
-import functools
-import logging
-import sys
-import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from firn.batch import Batch, Buffer
+from firn.batch import Buffer
 from firn.errors import (
     BadOffset,
     Corrupt,
     FirnError,
     Invalid,
     InvariantBroken,
-    MalformedBatch,
     NotFound,
     OffsetExpired,
     SnapshotExpired,
@@ -39,18 +34,13 @@ from firn.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from firn.partitioner import partition_of, partitions_in
 from firn.record import Record
 from firn.shown import parse_shown, shown_text
 from firn.topicspec import TopicSpec, default_min_in_sync
-from firn.types import TOPICS_TOPIC
-from firn.wire import items
-from firn_node.clock import Clock, LogClock, Randomness, RealClock, RealRandomness
-from firn_node.compaction.ahead import AHEAD
-from firn_node.compaction.answers import ANSWER_BYTES_MAX, I64, Answers, Wanted, joined
-from firn_node.compaction.log import BLOCK_CACHE
+from firn_node.clock import Clock, Randomness, RealClock, RealRandomness
+from firn_node.compaction.answers import ANSWER_BYTES_MAX, Answers
 from firn_node.disk import Disk, RealDisk
-from firn_node.engine import messages, status
+from firn_node.engine import status
 from firn_node.engine.api import (
     FIRST_GROUP,
     CompactionRun,
@@ -61,58 +51,26 @@ from firn_node.engine.api import (
     SnapshotInfo,
     TopicInfo,
 )
-from firn_node.engine.appender import Appender, Written, WrittenRecord
-from firn_node.engine.catalogue import Catalogue, Told
-from firn_node.engine.commits import Commits
-from firn_node.engine.core import Core, Health
-from firn_node.engine.dispatcher import Dispatcher
-from firn_node.engine.flusher import Flusher
-from firn_node.engine.groupcommits import GroupCommits
-from firn_node.engine.groups import Committed, Groups
-from firn_node.engine.identity import load_identity
-from firn_node.engine.lookup import Lookup, found_list
-from firn_node.engine.partition import Partition, unpack_state
-from firn_node.engine.partitions import Partitions
-from firn_node.engine.reader import Reader
-from firn_node.engine.reserve import Reserve
-from firn_node.engine.retention import current_plan, holders
-from firn_node.engine.scheduler import Scheduler
-from firn_node.engine.sealer import Sealer
-from firn_node.engine.snapshots import Snapshots
-from firn_node.engine.topics import FOLLOW_S, Topics
-from firn_node.filecache import FileCache
-from firn_node.index import open_index
+from firn_node.engine.catalogue import Told
+from firn_node.engine.groups import Committed
+from firn_node.engine.loading import load_catalogue, replay
+from firn_node.engine.parts import Parts
+from firn_node.engine.topics import FOLLOW_S
 from firn_node.kernels import jit
-from firn_node.log import CommitLog, KeyQueryIndex
-from firn_node.plans.plans import Plans
 from firn_node.rebuild import folder
-from firn_node.settings import BrokerSettings
+from firn_node.settings import BrokerSettings, GroupSettings
 
 if TYPE_CHECKING:
     from firn_node.coordinator import Coordinator
-    from firn_node.engine.following import Followers, Following
+    from firn_node.engine.following import Followers
+    from firn_node.engine.membership import Membership
     from firn_node.plans.plan import Plan
     from firn_node.plans.upload import Upload
     from firn_node.rebuild.source import Source
-    from firn_node.rebuild.standby import Rebuilding
     from firn_node.replication.doors.peers import Dialling
     from firn_node.replication.driver import GroupDriver
 
 T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
-_HOUSEKEEPING_S = 1.0
-_UNWRITABLE_CHECKS = 2
-_PRODUCERS_CHECK_S = 600.0
-_PRODUCERS_HELD_MAX = 64  # of one partition, in memory beyond a checkpoint; the others are in the index
-_STATES_AT_ONCE = 2000
-_SWEEP_AT_ONCE = 1000
-_COMPACTED = "compacted"
-_FIRST_POSITION = 4096  # of a new log: a topic's id is a position, and no topic has the id 0, 1 or 2
-_CATALOGUE_BYTES = 4 << 20
-_DISPATCH_BATCHES = 256  # at once: about 2 ms, after which the event loop serves whoever waits
-_GET_ON_LOOP = 512  # keys that are looked up on the event loop at once: a few ms
-_GET_PARTITIONS = 256  # that are held open for one list of keys
 
 
 class Broker:
@@ -139,18 +97,10 @@ class Broker:
         self.wished_replicas = 0 if settings.group is None else settings.group.replicas
         self._dialling = dialling
         self.group: GroupDriver | None = None
-        self._source: Source | None = None
-        self._rebuilding: Rebuilding | None = None
-        self._followers: Followers | None = None  # of group 0 of several groups
-        self._following: Following | None = None  # of the others
+        self.member: Membership | None = None  # what it has as a replica of its group
         self._state = "starting"
         self._closing = contextlib.ExitStack()
-        self._tasks: list[asyncio.Task[None]] = []
-        self._in_threads: set[asyncio.Future[Any]] = set()
         self._stopped = asyncio.Event()
-        self._checkpoint_lock = asyncio.Lock()
-        self._unwritable = 0  # checks of the disk in a row before which writes had failed
-        self._left_after = -1  # records appended when this node last handed over because of its disk
 
     # Life ---------------------------------------------------------------------------------------------------
 
@@ -192,173 +142,60 @@ class Broker:
         try:
             folder.carry_out(disk, data)
             folder.install(disk, data)
-            await self._open(data)
+            await self._open()
         except BaseException:
             self._closing.close()
             raise
 
-    async def _open(self, data: str) -> None:
-        settings, disk = self.settings, self._disk
-        identity = load_identity(disk, data, self._randomness)
-        cache = FileCache(disk, settings.open_files_max)
-        self._closing.callback(cache.close)
-        disk.make_folder(f"{data}/log")
-        disk.make_folder(f"{data}/{_COMPACTED}")
-        touched_bytes = settings.memory.index_bytes // 3
-        BLOCK_CACHE.limit(touched_bytes)
-        rocks_bytes = settings.memory.index_bytes - touched_bytes
-        index = open_index(settings.index, f"{data}/index", disk, memory_bytes=rocks_bytes)
-        self._closing.callback(index.close)
-        log = CommitLog.open(
-            disk,
-            cache,
-            f"{data}/log",
-            segment_bytes=settings.log_segment_bytes,
-            verify_from=index.checkpoint,
-            create_at=_FIRST_POSITION,
-        )
-        self._closing.callback(log.close)
-        self._closing.callback(AHEAD.settle, drops=True)  # it reads all of these
-        secret = identity.secret_words()
-        group = 0 if settings.group is None else settings.group.group
-        self.core = core = Core(
-            settings=settings,
-            disk=disk,
-            machine_clock=self._clock,
-            randomness=self._randomness,
-            clock=LogClock(self._clock, log.last_append_ms),
-            cache=cache,
-            log=log,
-            index=index,
-            key_query=KeyQueryIndex(log, disk, cache, f"{data}/log", secret),
-            identity=identity,
-            secret=secret,
-            catalogue=Catalogue(self._topic_deleted, group),
-            health=Health(),
-            reserve=Reserve(disk, data, self._randomness),
-        )
+    async def _open(self) -> None:
+        self.parts = parts = Parts(self.settings, self._disk, self._clock, self._randomness, self._closing)
+        self.core = core = parts.core
         self.metrics = core.metrics
-        self.partitions = Partitions(core)
-        self._lookup = Lookup(core, self.partitions)
-        self._dispatcher = Dispatcher(core, self.partitions, self._dispatched)
-        alone = settings.group is None
-        self._commits: Commits = Flusher(core, self._on_durable) if alone else GroupCommits(core)
-        self._appender = Appender(core, self.partitions, self._commits, self._lookup)
-        self._snapshots = Snapshots(core)
-        self._reader = Reader(core, self.partitions, self._commits, self._lookup, self._snapshots)
-        self._sealer = Sealer(core, self.partitions, self._commits)
-        self._scheduler = Scheduler(core, self.partitions, self._commits)
-        self._topics = Topics(core, self._appender, self._commits)
-        self._groups = Groups(core, self.partitions, self._appender, self._commits, self._lookup)
-        self._plans = Plans(
-            core, self.partitions, self._commits, self._scheduler, self._reader.settle,
-            self.in_thread, None if alone else self._topics.force_compaction,
-        )  # fmt: skip
-        await self._plans.load()
-        self.knows_states = False
-        self._producers_checked = float("-inf")
-        core.dispatched_position = max(index.checkpoint, log.start)
-        self._load_catalogue()
-        core.catalogue.on_force = self._compact_by_force
-        if isinstance(self._commits, GroupCommits):
-            self._join(self._commits)
+        self.partitions = parts.partitions
+        await parts.plans.load()
+        load_catalogue(core, parts.partitions)
+        core.catalogue.on_force = parts.compact_by_force
+        if self.settings.group is None:
+            await replay(core, parts.dispatcher)
         else:
-            await self._replay()
-        self._scheduler.start()
-        self._spawn(self._plans.run())
-        self._spawn(self._housekeeping())
-        self._spawn(self._checkpoints())
-        self._spawn(self._scan_states())
+            self._join(self.settings.group)
+        parts.scheduler.start()
+        parts.background.spawn(parts.plans.run())
+        parts.upkeep.start(self.member)
 
-    def _join(self, commits: GroupCommits) -> None:
-        """Become a replica: the group says what is committed, and so what is dispatched."""
-        # A broker of its own starts a tenth of a second sooner without these.
-        from firn_node.engine.membership import join_group
-        from firn_node.engine.replica import Replica
-        from firn_node.rebuild.source import Source
-        from firn_node.rebuild.standby import Rebuilding
-        from firn_node.replication.doors.peers import Dialling
+    def _join(self, place: GroupSettings) -> None:
+        # A broker of its own starts a tenth of a second sooner without it.
+        from firn_node.engine.membership import become_replica
 
         jit.prepare()  # a replica that stood still for so long once it has joined might be replaced
-        core, place = self.core, self.settings.group
-        if place is None or self._coordinator is None:
-            raise InvariantBroken("a replica needs its place and the coordinator of its group")
-        replica = Replica(
-            core, self.partitions, self._lookup, self._dispatcher, self._appender, commits,
-            first_position=_FIRST_POSITION,
-        )  # fmt: skip
-        self._closing.callback(replica.close)
-        self.group = join_group(core, replica, place, self._coordinator, self._dialling)
-        commits.join(self.group)
-        replica.join(self.group)
-        self._replica = replica
-        self._source = Source(core, self.partitions, self._scheduler)
-        self._rebuilding = Rebuilding(
-            core, self.partitions, self._scheduler, self.group, self,
-            dialling=self._dialling or Dialling(), first_position=_FIRST_POSITION,
-        )  # fmt: skip
-        rebuilding = self._rebuilding
-        replica.holds = lambda: rebuilding.holds_dispatch
-        if place.groups > 1:
-            self._join_cluster(self.group, self._coordinator)
-        self.group.start()
-        self._spawn(rebuilding.run())
+        if self._coordinator is None:
+            raise InvariantBroken("a replica needs the coordinator of its group")
+        self.member = become_replica(
+            self.parts, self, place, self._coordinator, self._dialling, self._closing
+        )
+        self.group = self.member.group
 
-    def _join_cluster(self, group: "GroupDriver", coordinator: "Coordinator") -> None:
-        """Know the other groups; tell them of topics, or take theirs over from group 0."""
-        from firn_node.engine.following import Followers, Following
-        from firn_node.engine.others import Others
-
-        core = self.core
-        core.others = Others(coordinator, core.groups, core.group, lambda: group.state.record)
-        self._spawn(core.others.run())
-        if core.group == FIRST_GROUP:
-            self._followers = Followers(core, lambda: (group.epoch, group.forced_epoch))
-            self._topics.lead(self._followers)
-            return
-        self._following = Following(
-            core, core.others, self._topics.take_over,
-            lambda: group.epoch if group.is_master and group.is_settled else None,
-            self.settings.security.as_client(),
-        )  # fmt: skip
-        core.catalogue.whole_to = self._following.whole_to
-        self._spawn(self._following.run())
-
-    def _load_catalogue(self) -> None:
-        partition = self.partitions.get(self.core.catalogue.named(TOPICS_TOPIC), 0)
-        offset = 0
-        while offset < partition.horizon:
-            parts, offset = partition.log.read(offset, _CATALOGUE_BYTES)
-            result = ReadResult(partition.topic.topic_id, parts, offset, offset, offset, 0)
-            try:
-                for item in items(result.take()):
-                    item.batch.verify()  # a wrong name or id would delete a topic's files
-                    self._apply_topics(item.batch, item.masked)
-            except MalformedBatch as error:
-                folder = self.partitions.folder(*partition.key)
-                raise Corrupt(f"{folder}: the topics cannot be read: {error.message}", file=folder) from error
-        for batch in self.partitions.raw_batches(*partition.key, partition.horizon, partition.dispatched_end):
-            self._apply_topics(batch, None)
-        self.core.catalogue.applied_end = partition.dispatched_end
-
-    def _apply_topics(self, batch: Batch, masked: NDArray[np.bool_] | None) -> None:
-        for row, (key, value) in enumerate(zip(batch.key_list(), batch.value_list(), strict=True)):
-            if masked is None or not masked[row]:
-                self.core.catalogue.apply(key.decode(), value)
+    # What its own rebuild asks (``rebuild.standby.Host``).
 
     async def in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         """Run a function in a thread; ``stop`` waits for it even when its caller was cancelled."""
-        return await asyncio.shield(self._start_thread(function, *arguments))
+        return await self.parts.background.in_thread(function, *arguments)
+
+    async def checkpoint(self) -> None:
+        """Make what is dispatched durable in the index, with the partitions' states and producers, atomically."""
+        await self.parts.upkeep.checkpoint()
 
     async def reach(self, position: int) -> None:
         """Return once the log is dispatched up to ``position``."""
-        await self._commits.wait(position)
+        await self.parts.commits.wait(position)
 
     def take_over_pulled(self) -> None:
         """Other files are in the compacted folder now: read the catalogue off them, and dispatch the log."""
+        if self.member is None:
+            raise InvariantBroken("nothing is pulled by a broker of its own")
         self.partitions.forget_all()
-        self._load_catalogue()
-        self._replica.release()
+        load_catalogue(self.core, self.partitions)
+        self.member.replica.release()
 
     async def rebuild_source(self, start: int) -> "Source":
         """What a standby whose log begins at ``start`` is rebuilt from; its list misses no producer below that.
@@ -367,7 +204,7 @@ class Broker:
         """
         self._check_reading()
         source = self.pinned_source()
-        if not self.knows_states:
+        if not self.parts.upkeep.knows_states:
             raise Unavailable("this broker has just started; ask again")
         if self.core.index.checkpoint < start:
             await self.checkpoint()
@@ -376,18 +213,9 @@ class Broker:
     def pinned_source(self) -> "Source":
         """What holds the pins: they are good, whoever is master by now. *Errors*: Unavailable."""
         self._check_serving()
-        if self._source is None:
+        if self.member is None:
             raise Unavailable("this broker is not part of a group")
-        return self._source
-
-    async def _replay(self) -> None:
-        """Dispatch what the log holds beyond the checkpoint."""
-        log = self.core.log
-        for position, chunk in log.scan(self.core.dispatched_position, log.written_end):
-            self._dispatcher.replay(position, chunk)
-            self.metrics["replayed_bytes"] += len(chunk)
-            await asyncio.sleep(0)
-        self.core.dispatched_position = log.written_end
+        return self.member.source
 
     async def stop(self) -> None:
         """Sync, seal off and close; the next start has nothing to replay."""
@@ -396,27 +224,22 @@ class Broker:
         if self._state == "stopping":
             await self._stopped.wait()
             return
-        self._state = "stopping"
-        self._reader.is_closing = True
+        self._state, parts = "stopping", self.parts
+        parts.reader.is_closing = True
         for partition in self.partitions:
             partition.wake()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        # What a cancelled task has begun in a thread goes on there: nothing is closed under it.
-        await asyncio.gather(*self._in_threads, return_exceptions=True)
-        await self._scheduler.stop()
-        if self._source is not None:
-            self._source.take_all_back()
-        if self.group is not None:
-            await self.group.stop()
-        await self._commits.stop()
-        await self._sealer.stop()
-        self._snapshots.close_all()
-        if self.core.health.failed is None and not self._is_being_pulled:
+        await parts.background.end()
+        await parts.scheduler.stop()
+        if self.member is not None:
+            self.member.source.take_all_back()
+            await self.member.group.stop()
+        await parts.commits.stop()
+        await parts.sealer.stop()
+        parts.snapshots.close_all()
+        if self.core.health.failed is None and not parts.upkeep.is_being_pulled:
             with contextlib.suppress(OSError, FirnError):
                 await self.checkpoint()
-        await asyncio.gather(*self._in_threads, return_exceptions=True)
+        await parts.background.threads_ended()
         self._closing.close()
         self._state = "stopped"
         self._stopped.set()
@@ -436,11 +259,6 @@ class Broker:
         if not group.has_others_in_sync:
             raise Unavailable("no other replica is known to be in sync: nobody could give the records back")
         group.damaged(f"a rebuild was asked for: {reason}")
-
-    @property
-    def _is_being_pulled(self) -> bool:
-        """Nothing is dispatched, and no checkpoint is made, until what precedes the log is here."""
-        return self._rebuilding is not None and self._rebuilding.holds_dispatch
 
     @property
     def starts_anew(self) -> bool:
@@ -463,7 +281,7 @@ class Broker:
 
     def rebuild_status(self) -> dict[str, Any] | None:
         """How far the rebuild of this standby is; None when there is none."""
-        return None if self._rebuilding is None else self._rebuilding.status()
+        return None if self.member is None else self.member.rebuilding.status()
 
     def end_process(self, reason: str) -> None:
         """End this process: another one is to start from the folder."""
@@ -503,7 +321,7 @@ class Broker:
     ) -> tuple[list[Outcome], Awaitable[None] | None]:
         """As ``produce``, appended on return; outcomes may be told once the second result, if any, was awaited."""
         self._check_serving()
-        return self._appender.begin(data, conditions)
+        return self.parts.appender.begin(data, conditions)
 
     @property
     def shown(self) -> str:
@@ -521,10 +339,10 @@ class Broker:
     async def read(self, request: ReadRequest) -> ReadResult:
         if request.floor is None or self.group is None:
             self._check_reading()
-            return await self._reader.read(request)
+            return await self.parts.reader.read(request)
         await self._admit_read(request.floor)
         try:
-            return await self._reader.read(request)
+            return await self.parts.reader.read(request)
         except (BadOffset, OffsetExpired, SnapshotExpired, UnknownTopic, UnknownPartition):
             if self.group.is_master:
                 raise
@@ -534,9 +352,9 @@ class Broker:
         """Of a read that any replica may answer which has dispatched as far as ``floor``; None: the master."""
         self._check_serving()
         if floor is None:
-            self._commits.check_read()
+            self.parts.commits.check_read()
         else:
-            await self._commits.admit_read(floor)
+            await self.parts.commits.admit_read(floor)
 
     def _topic_shown(self, topic: str, floor: int | None) -> TopicInfo:
         """The topic; one that a standby does not know yet, or no more, is its master's to judge."""
@@ -552,25 +370,12 @@ class Broker:
     ) -> list[Found | None]:
         """The newest record of each key, in order; None for none or a tombstone. ``floor``: as of ``ReadRequest``."""
         await self._admit_read(floor)
-        info = self._topic_shown(topic, floor)
-        if not keys:
-            return []
-        if partition is None and len(keys) > 1:
-            answers = await self.get_many(topic, *joined(keys), bytes_max=sys.maxsize, floor=floor)
-            return found_list(answers)
-        number = partition if partition is not None else partition_of(keys[0], info.spec.partitions)
-        chosen = self.partitions.get(info, number)
-        if chosen.pending:
-            with chosen.in_use():
-                await self._reader.settle(chosen)
-        return self._lookup.get(chosen, keys)
+        return await self.parts.values.get(self._topic_shown(topic, floor), keys, partition=partition)
 
     def get_now(self, topic: str, key: bytes) -> list[Found | None] | None:
         """What ``get`` of one key gives; None when records that were appended have to be dispatched first."""
         self._check_reading()
-        info = self.core.catalogue.named(topic)
-        partition = self.partitions.get(info, partition_of(key, info.spec.partitions))
-        return None if partition.pending else self._lookup.get(partition, [key])
+        return self.parts.values.get_now(self.core.catalogue.named(topic), key)
 
     async def get_many(
         self,
@@ -588,67 +393,24 @@ class Broker:
         """
         await self._admit_read(floor)
         info = self._topic_shown(topic, floor)
-        answers = Answers(len(starts) - 1, bytes_max=bytes_max)
-        wanted = self._lookup.wanted(info.topic_id, keys, starts)
-        if info.spec.partitions == 1:
-            await self._get_some(info, [(0, np.arange(len(answers)))], wanted, answers)
-            return answers
-        numbers = partitions_in(keys, starts, info.spec.partitions)
-        order = np.argsort(numbers, kind="stable")
-        cuts = np.flatnonzero(np.diff(numbers[order], prepend=-1)).tolist()
-        parts = [(int(numbers[order[a]]), order[a:b]) for a, b in pairwise([*cuts, len(order)])]
-        for at in range(0, len(parts), _GET_PARTITIONS):
-            await self._get_some(info, parts[at : at + _GET_PARTITIONS], wanted, answers)
-        return answers
-
-    async def _get_some(
-        self, info: TopicInfo, parts: Sequence[tuple[int, I64]], wanted: Wanted, answers: Answers
-    ) -> None:
-        """Answer the keys of some partitions; many of them in a thread, so that the event loop goes on."""
-        with contextlib.ExitStack() as using:
-            chosen = []
-            for number, picks in parts:
-                partition = self.partitions.get(info, number)
-                using.enter_context(partition.in_use())
-                await self._reader.settle(partition)
-                chosen.append((partition, picks))
-            steps = [self._lookup.bulk(partition, wanted, picks, answers) for partition, picks in chosen]
-
-            def run() -> None:
-                for step in steps:
-                    step()
-
-            if sum(len(picks) for _, picks in parts) <= _GET_ON_LOOP:
-                run()
-                return
-            running = self._start_thread(run)
-            held = using.pop_all()  # until the thread is done, even when who waits for it is cancelled
-            running.add_done_callback(lambda _: held.close())
-            await asyncio.shield(running)
+        return await self.parts.values.get_many(info, keys, starts, bytes_max=bytes_max)
 
     async def query(
         self, topic: str, key: bytes, since_ms: int = 0, until_ms: int = (1 << 63) - 1
     ) -> list[Record]:
         """The raw records of a key in a time range, oldest first."""
         self._check_reading()
-        info = self.core.catalogue.named(topic)
-        await self._commits.wait(self.core.log.written_end)
-        return await self.in_thread(
-            lambda: list(messages.records_by_key(self.core, info, key, since_ms, until_ms))
-        )
+        return await self.parts.values.query(self.core.catalogue.named(topic), key, since_ms, until_ms)
 
     async def find_id(self, topic: str, id: str) -> Record | None:
         self._check_reading()
-        info = self.core.catalogue.named(topic)
-        await self._commits.wait(self.core.log.written_end)
-        return messages.record_by_id(self.core, self._lookup.batches, info, id)
+        return await self.parts.values.find_id(self.core.catalogue.named(topic), id)
 
     async def offset_of_time(self, topic: str, partition: int, timestamp_ms: int) -> int:
         self._check_reading()
-        found = self.partitions.get(self.core.catalogue.named(topic), partition)
-        with found.in_use():
-            await self._reader.settle(found)
-        return self._reader.offset_of_time(found, timestamp_ms)
+        return await self.parts.values.offset_of_time(
+            self.core.catalogue.named(topic), partition, timestamp_ms
+        )
 
     # Topics -------------------------------------------------------------------------------------------------
 
@@ -665,15 +427,15 @@ class Broker:
     async def create_topic(self, name: str, spec: TopicSpec, *, wait_s: float | None = FOLLOW_S) -> TopicInfo:
         """``wait_s``: for the other groups of the cluster; None: not at all."""
         self._check_deciding()
-        return await self._topics.create(name, spec, wait_s=wait_s)
+        return await self.parts.topics.create(name, spec, wait_s=wait_s)
 
     async def update_topic(self, name: str, spec: TopicSpec, *, wait_s: float | None = FOLLOW_S) -> TopicInfo:
         self._check_deciding()
-        return await self._topics.update(name, spec, wait_s=wait_s)
+        return await self.parts.topics.update(name, spec, wait_s=wait_s)
 
     async def delete_topic(self, name: str, *, wait_s: float | None = FOLLOW_S) -> None:
         self._check_deciding()
-        await self._topics.delete(name, wait_s=wait_s)
+        await self.parts.topics.delete(name, wait_s=wait_s)
 
     async def tell_topics(self, group: int, has: Told, wait_s: float) -> dict[str, Any]:
         """What another group's master, which has taken over the state ``has`` of the topics, has yet to take over.
@@ -681,17 +443,17 @@ class Broker:
         Waits for news. *Errors*: NotMaster for whom only group 0's master can tell.
         """
         self._check_deciding()
-        if self._followers is None:
+        if (followers := self._followers) is None:
             raise Invalid("this cluster has one broker group: nobody follows it")
-        found = await self._followers.tell(group, has, wait_s)
+        found = await followers.tell(group, has, wait_s)
         self._check_deciding()
         return found
 
     async def followed(self, wait_s: float) -> list[int]:
         """The groups that still lack, after this time, a topic as it is now; none as soon as none does."""
-        if self._followers is None:
+        if (followers := self._followers) is None:
             return []
-        return await self._followers.wait(self._followers.changed_at, wait_s)
+        return await followers.wait(followers.changed_at, wait_s)
 
     def topic(self, name: str) -> TopicInfo:
         """Errors: UnknownTopic; of a replica that may answer no reads, and so cannot know, why it may not."""
@@ -711,7 +473,7 @@ class Broker:
         return self.core.catalogue.unknown(topic_id)
 
     def topics(self, *, after: str = "", limit: int = 1000) -> list[TopicInfo]:
-        return self._topics.listed(after=after, limit=limit)
+        return self.parts.topics.listed(after=after, limit=limit)
 
     async def describe(self, name: str, *, after: int = -1, limit: int = 1000) -> dict[str, Any]:
         """Spec and state of a topic's partitions that live in this group, those after number ``after``."""
@@ -731,9 +493,13 @@ class Broker:
             "groups": list(topic.groups),
             "cluster": [p.document() for p in others.places()],
         }
-        if self._followers is not None:
-            found["lacking"] = self._followers.lacking_topic(topic)
+        if (followers := self._followers) is not None:
+            found["lacking"] = followers.lacking_topic(topic)
         return found
+
+    @property
+    def _followers(self) -> "Followers | None":
+        return None if self.member is None else self.member.followers
 
     # Compaction, snapshots, groups --------------------------------------------------------------------------
 
@@ -742,22 +508,22 @@ class Broker:
         self._check_reading()
         info = self.core.catalogue.named(topic)
         if not force or self.group is None or info.name.startswith("__"):
-            return self._scheduler.request(info, force=force)
+            return self.parts.scheduler.request(info, force=force)
         known = self.compaction(topic)
         if known is not None and not known.is_done and known.force:
             return known
-        await self._topics.force_compaction(info)  # begun here too as soon as its record is dispatched
+        await self.parts.topics.force_compaction(info)  # begun here too as soon as its record is dispatched
         run = self.compaction(topic)
         if run is None:
             raise Unavailable(f"topic {topic!r}: the compaction has not begun; try again")
         return run
 
     def compaction(self, topic: str) -> CompactionRun | None:
-        request = self._scheduler.requests.get(self.core.catalogue.named(topic).topic_id)
+        request = self.parts.scheduler.requests.get(self.core.catalogue.named(topic).topic_id)
         return request.run if request is not None else None
 
     def cancel_compaction(self, topic: str) -> CompactionRun:
-        run = self._scheduler.cancel(self.core.catalogue.named(topic).topic_id)
+        run = self.parts.scheduler.cancel(self.core.catalogue.named(topic).topic_id)
         if run is None:
             raise NotFound(f"topic {topic!r} has no compaction to cancel")
         return run
@@ -765,34 +531,34 @@ class Broker:
     async def open_plan(self, topic: str, *, run: str, slice_records: int) -> tuple[dict[str, Any], bool]:
         """The plan of a forced compaction by Spark, and whether it is new: ``firn_node.plans``."""
         self._check_reading()
-        plan, is_new = await self._plans.open(
+        plan, is_new = await self.parts.plans.open(
             self.core.catalogue.named(topic), run=run, slice_records=slice_records
         )
         return self._plan_document(plan), is_new
 
     def plan(self, topic: str) -> dict[str, Any]:
         self._check_reading()
-        return self._plan_document(self._plans.newest(self.core.catalogue.named(topic)))
+        return self._plan_document(self.parts.plans.newest(self.core.catalogue.named(topic)))
 
     def touch_plan(self, topic: str, id: str, progress: dict[str, Any] | None) -> dict[str, Any]:
         self._check_reading()
-        return self._plan_document(self._plans.touched(self.core.catalogue.named(topic), id, progress))
+        return self._plan_document(self.parts.plans.touched(self.core.catalogue.named(topic), id, progress))
 
     def planned_partition(self, topic: str, id: str, partition: int) -> dict[str, Any]:
         self._check_reading()
-        return self._plans.part(self.core.catalogue.named(topic), id, partition).document()
+        return self.parts.plans.part(self.core.catalogue.named(topic), id, partition).document()
 
     async def cancel_plan(self, topic: str, id: str) -> dict[str, Any]:
         self._check_reading()
-        return self._plan_document(await self._plans.cancel(self.core.catalogue.named(topic), id))
+        return self._plan_document(await self.parts.plans.cancel(self.core.catalogue.named(topic), id))
 
     def upload_to_plan(self, topic: str, id: str, partition: int, slice: int) -> "Upload":
         self._check_reading()
-        return self._plans.upload(self.core.catalogue.named(topic), id, partition, slice)
+        return self.parts.plans.upload(self.core.catalogue.named(topic), id, partition, slice)
 
     def _plan_document(self, plan: "Plan") -> dict[str, Any]:
         """``shown``: whoever has dispatched so far has all that the plan is about."""
-        return {**self._plans.document(plan), "shown": self.shown}
+        return {**self.parts.plans.document(plan), "shown": self.shown}
 
     async def snapshot(self, topic: str) -> SnapshotInfo:
         self._check_reading()
@@ -802,24 +568,24 @@ class Broker:
             for partition in opened:
                 used.enter_context(partition.in_use())
             for partition in opened:
-                await self._reader.settle(partition)
+                await self.parts.reader.settle(partition)
             if any(partition.deleted for partition in opened):
                 raise UnknownTopic(f"topic {topic!r} was deleted", topic=topic)
-            return self._snapshots.open(info, opened)
+            return self.parts.snapshots.open(info, opened)
 
     def renew(self, id: str) -> SnapshotInfo:
-        return self._snapshots.renew(id)
+        return self.parts.snapshots.renew(id)
 
     def close_snapshot(self, id: str) -> None:
-        self._snapshots.close(id)
+        self.parts.snapshots.close(id)
 
     async def commit_offsets(self, group: str, topic: str, offsets: Committed) -> None:
         self._check_deciding()
-        await self._groups.commit(group, self.core.catalogue.named(topic), offsets)
+        await self.parts.groups.commit(group, self.core.catalogue.named(topic), offsets)
 
     async def fetch_offsets(self, group: str, topic: str) -> Committed:
         self._check_deciding()
-        return await self._groups.fetch(group, self.core.catalogue.named(topic))
+        return await self.parts.groups.fetch(group, self.core.catalogue.named(topic))
 
     def status(self, *, limit: int = 1000) -> dict[str, Any]:
         """This broker's part of ``firn status -o json``; at most ``limit`` topics and partitions of each."""
@@ -837,7 +603,7 @@ class Broker:
                     state=state,
                     address=self.address,
                     place=place,
-                    rebuild=self._rebuilding.status() if self._rebuilding is not None else None,
+                    rebuild=self.rebuild_status(),
                 )
             ],
             "groups": status.group_rows(self.core, self.group, now),
@@ -889,246 +655,8 @@ class Broker:
         self._check_serving()
         if self.core.group != FIRST_GROUP:
             raise self.core.elsewhere("topics and offsets are kept by", FIRST_GROUP)
-        self._commits.check_read()
+        self.parts.commits.check_read()
 
     def _check_reading(self) -> None:
         self._check_serving()
-        self._commits.check_read()
-
-    def _on_durable(self, end: int) -> bool:
-        """On the event loop, after a sync: dispatch the next of what it covered; whether that was all."""
-        written = self._appender.written
-        ready: list[Written | WrittenRecord] = []
-        batches = 0
-        while written and written[0].end <= end and batches < _DISPATCH_BATCHES:
-            write = written.popleft()
-            ready.append(write)
-            batches += len(write.chosen) if isinstance(write, Written) else 1
-        if not ready:
-            return True
-        try:
-            self._dispatcher.dispatch(ready)
-        except BaseException:
-            written.extendleft(reversed(ready))  # idempotent: tried again as a whole
-            raise
-        return not written or written[0].end > end
-
-    def _dispatched(self, partition: Partition) -> None:
-        self._sealer.check(partition)
-
-    def _topic_deleted(self, topic: TopicInfo) -> None:
-        core = self.core
-        self._snapshots.drop_topic(topic.topic_id)
-        self._scheduler.forget(topic.topic_id)
-        if (dropping := self._plans.topic_deleted(topic.topic_id)) is not None:
-            self._spawn(dropping)
-        gone = self.partitions.drop_topic(topic)
-        core.index.delete_topic(topic.topic_id)
-        self._spawn(self._remove_files(topic.topic_id, gone))
-
-    def _compact_by_force(self, topic: TopicInfo) -> None:
-        if self._plans.has_done(topic):
-            self._scheduler.count_forced(topic, self.core.catalogue.forced[topic.topic_id])
-        else:
-            self._scheduler.request(topic, force=True)
-
-    async def _remove_files(self, topic_id: int, gone: list[Partition]) -> None:
-        while any(p.compacting or p.sealing for p in gone):
-            await asyncio.sleep(0.02)
-        folder = self.partitions.folder(topic_id)
-        for partition in gone:
-            await self.in_thread(partition.log.remove)
-        await self.in_thread(self._disk.remove_tree, folder)
-
-    async def _housekeeping(self) -> None:
-        while True:
-            await asyncio.sleep(_HOUSEKEEPING_S)
-            with self._reported("the check of the disk"):
-                await self._leave_to_who_can_write()
-                await self._check_disk()
-            with self._reported("housekeeping"):
-                self._snapshots.expire()
-                if self._source is not None:
-                    self._source.expire()
-                await self._plans.expire()
-                self._sealer.check_budget()
-            if self.knows_states:
-                with self._reported("retention"):
-                    await self._retain()
-            with self._reported("the key query index"):
-                await self.in_thread(self.core.key_query.build_missing, 1)
-            with self._reported("the expiry of producers"):
-                await self._expire_producers()
-
-    async def _expire_producers(self) -> None:
-        """Forget the producers that have written nothing for long."""
-        core, loop = self.core, asyncio.get_running_loop()
-        if loop.time() < self._producers_checked + _PRODUCERS_CHECK_S:
-            return
-        self._producers_checked = loop.time()
-        expired = core.clock.now_ms() - self.settings.producer_expiry_ms
-        for partition in self.partitions:
-            partition.producers = {
-                id: row
-                for id, row in partition.producers.items()
-                if row.last_use_ms >= expired or id in partition.producers_touched
-            }
-        await self.in_thread(core.index.delete_producers, expired)
-
-    async def _retain(self) -> None:
-        """Let go of commit log segments, and of what the index knows of them."""
-        core = self.core
-        plan = current_plan(core, self.partitions.states)
-        self._scheduler.held_back = holders(self.partitions.states, plan.expired)
-        if plan.release > core.log.start:
-            await self.in_thread(core.log.release, plan.release)
-            core.index.trim(core.log.start)
-            self.metrics["segments_released"] += 1
-            if self.group is not None:
-                self.group.released(core.log.start)
-        await self.in_thread(core.index.sweep, core.log.start, _SWEEP_AT_ONCE)
-
-    async def _leave_to_who_can_write(self) -> None:
-        """Hand the mastership over when the disk took no writes for ``_UNWRITABLE_CHECKS`` checks in a row.
-
-        Once until something was appended here again: it does not go round where all replicas share a full disk.
-        """
-        self._unwritable = self._unwritable + 1 if self.core.health.read_only is not None else 0
-        if self._unwritable < _UNWRITABLE_CHECKS or self.group is None or not self.group.is_master:
-            return
-        appended = self.metrics["append_records"]
-        if appended != self._left_after:
-            self._left_after = appended
-            from firn_node.engine.operating import leave_to_who_can_write
-
-            await leave_to_who_can_write(self.group)
-
-    async def _check_disk(self) -> None:
-        """Stop produces below the reserve; take them again, without a restart, once there is room."""
-        free, total = self._disk.free()
-        health, reserve = self.core.health, self.settings.disk_reserve
-        if free < reserve * total:
-            health.read_only = (
-                f"{free >> 20} MiB of the disk are free, below diskReserve ({reserve:.0%}); free some space, "
-                "compaction goes on"
-            )
-            if self.group is not None:
-                self.group.let_go_of_log()
-            await self.in_thread(self.core.reserve.set_aside)
-        elif health.read_only is not None:
-            _log.warning("the disk has room again: taking writes")
-            health.read_only = None
-            await self.in_thread(self.core.reserve.give_back)
-
-    async def _checkpoints(self) -> None:
-        loop = asyncio.get_running_loop()
-        last = loop.time()
-        while True:
-            await asyncio.sleep(_HOUSEKEEPING_S)
-            if self._is_being_pulled:
-                continue
-            behind = self.core.dispatched_position - self.core.index.checkpoint
-            late = (loop.time() - last) * 1000 >= self.settings.checkpoint_ms
-            if behind >= self.settings.checkpoint_bytes or (late and (behind or self.partitions.touched)):
-                with self._reported("checkpoint"):
-                    await self.checkpoint()
-                last = loop.time()
-
-    async def checkpoint(self) -> None:
-        """Make what is dispatched durable in the index, with the partitions' states and producers, atomically."""
-        async with self._checkpoint_lock:
-            core = self.core
-            position = core.dispatched_position
-            touched, self.partitions.touched = self.partitions.touched, set()
-            started = time.perf_counter()
-            try:
-                for key in touched:
-                    state = self.partitions.states.get(key)
-                    if state is not None:
-                        core.index.put_state(*key, state.pack())
-                for partition in self.partitions:
-                    if partition.producers_touched:
-                        self._put_producers(partition)
-                await self.in_thread(core.index.flush, position)
-                if self.group is not None and self.group.failed is None:
-                    await self.group.checkpoint(position)
-            except BaseException:
-                self.partitions.touched |= {key for key in touched if key in self.partitions.states}
-                raise
-            self.partitions.evict()
-            self.metrics["checkpoints"] += 1
-            self.metrics["checkpoint_ms"] += int((time.perf_counter() - started) * 1000)
-
-    def _put_producers(self, partition: Partition) -> None:
-        """Store the producers' rows, of what is dispatched; those with more to come stay marked."""
-        left: set[int] = set()
-        for producer_id in partition.producers_touched:
-            row = partition.producers.get(producer_id)
-            if row is None:
-                continue
-            packed = row.pack(before=partition.dispatched_end)
-            if packed is not None:
-                self.core.index.put_producer(*partition.key, producer_id, packed)
-            if row.end > partition.dispatched_end:
-                left.add(producer_id)
-        partition.producers_touched = left
-        if len(partition.producers) > _PRODUCERS_HELD_MAX:
-            partition.producers = {id: partition.producers[id] for id in left}
-
-    async def _scan_states(self) -> None:
-        """After start: learn what is to be scheduled, and remove what belongs to no topic.
-
-        Of a node that is being rebuilt the catalogue is known once the log is dispatched.
-        """
-        if self._rebuilding is not None:
-            await self._rebuilding.whole.wait()
-        while not self.knows_states:
-            with self._reported("state scan"):
-                await self._scan_states_once()
-                self.knows_states = True
-                self._scheduler.request_forgotten()
-                return
-            await asyncio.sleep(_HOUSEKEEPING_S)
-
-    async def _scan_states_once(self) -> None:
-        unknown: set[int] = set()
-        states = self.core.index.states()
-        for number, (topic_id, partition, data) in enumerate(states):
-            if topic_id not in self.core.catalogue.by_id:
-                unknown.add(topic_id)
-            else:
-                self.partitions.states.setdefault((topic_id, partition), unpack_state(data))
-            if number % _STATES_AT_ONCE == _STATES_AT_ONCE - 1:
-                await asyncio.sleep(0)
-        for topic_id in unknown:
-            self.core.index.delete_topic(topic_id)
-        folder = f"{self.settings.data}/{_COMPACTED}"
-        for name in self._disk.list(folder):
-            if not name.isdigit() or int(name) not in self.core.catalogue.by_id:
-                await self.in_thread(self._disk.remove_tree, f"{folder}/{name}")
-
-    @contextlib.contextmanager
-    def _reported(self, what: str) -> Iterator[None]:
-        """A background task's boundary: what goes wrong is logged, counted and shown, and the task goes on."""
-        health = self.core.health
-        try:
-            yield
-        except Exception as error:
-            expected = isinstance(error, OSError | FirnError)
-            _log.error("%s failed, trying again: %s", what, error, exc_info=None if expected else error)
-            self.metrics[f"{what.removeprefix('the ').replace(' ', '_')}_failures"] += 1
-            health.troubles[what] = str(error)
-            if self.core.log.is_broken:  # a sync of this task failed: the same as one of the flusher's
-                health.fail(f"{what}: fsync failed: {error}; the page cache cannot be trusted")
-        else:
-            health.troubles.pop(what, None)
-
-    def _start_thread(self, function: Callable[..., T], *arguments: Any) -> "asyncio.Future[T]":
-        future = asyncio.get_running_loop().run_in_executor(None, functools.partial(function, *arguments))
-        self._in_threads.add(future)
-        future.add_done_callback(self._in_threads.discard)
-        return future
-
-    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self._tasks = [t for t in self._tasks if not t.done()]
-        self._tasks.append(asyncio.get_running_loop().create_task(coroutine))
+        self.parts.commits.check_read()

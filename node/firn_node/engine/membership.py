@@ -1,21 +1,97 @@
-"""How a broker becomes a replica of its group: the driver with its doors, made from an opened folder."""
+"""How a broker becomes a replica of its group: the driver with its doors, made from an opened folder, and what a
+replica has beside it.
+"""
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from firn.batch import Batch
 from firn.types import TOPICS_TOPIC_ID
 from firn_node.coordinator import Coordinator
+from firn_node.engine.api import FIRST_GROUP
 from firn_node.engine.catalogue import topic_of
 from firn_node.engine.core import Core
+from firn_node.engine.groupcommits import GroupCommits
+from firn_node.engine.parts import FIRST_POSITION, Parts
 from firn_node.engine.replica import Replica
 from firn_node.log import CommitLog
 from firn_node.log.walk import headers
+from firn_node.rebuild.source import Source
+from firn_node.rebuild.standby import Host, Rebuilding
 from firn_node.replication.doors.peers import Dialling
 from firn_node.replication.doors.startup import machine_boot_id, open_folder
 from firn_node.replication.driver import Doors, GroupDriver
 from firn_node.replication.record import GroupId, Incarnation, LogId, Member
 from firn_node.replication.state import Me, Timing
 from firn_node.settings import GroupSettings
+
+if TYPE_CHECKING:
+    from firn_node.engine.following import Followers, Following
+
+
+@dataclass(slots=True)
+class Membership:
+    """A broker's part in its group. ``followers``: of group 0 of several groups; ``following``: of the others."""
+
+    group: GroupDriver
+    replica: Replica
+    source: Source
+    rebuilding: Rebuilding
+    followers: "Followers | None" = None
+    following: "Following | None" = None
+
+
+def become_replica(
+    parts: Parts, host: Host, settings: GroupSettings, coordinator: Coordinator, dialling: Dialling | None,
+    closing: contextlib.ExitStack,
+) -> Membership:  # fmt: skip
+    """The group says from here on what is committed, and so what is dispatched. *Errors*: as ``join_group``."""
+    core, commits = parts.core, parts.commits
+    assert isinstance(commits, GroupCommits), "parts of a broker with a group"
+    replica = Replica(
+        core, parts.partitions, parts.lookup, parts.dispatcher, parts.appender, commits,
+        first_position=FIRST_POSITION,
+    )  # fmt: skip
+    closing.callback(replica.close)
+    group = join_group(core, replica, settings, coordinator, dialling)
+    commits.join(group)
+    replica.join(group)
+    source = Source(core, parts.partitions, parts.scheduler)
+    rebuilding = Rebuilding(
+        core, parts.partitions, parts.scheduler, group, host,
+        dialling=dialling or Dialling(), first_position=FIRST_POSITION,
+    )  # fmt: skip
+    replica.holds = lambda: rebuilding.holds_dispatch
+    member = Membership(group, replica, source, rebuilding)
+    if settings.groups > 1:
+        _join_cluster(parts, member, coordinator)
+    group.start()
+    parts.background.spawn(rebuilding.run())
+    return member
+
+
+def _join_cluster(parts: Parts, member: Membership, coordinator: Coordinator) -> None:
+    """Know the other groups; tell them of topics, or take theirs over from group 0."""
+    from firn_node.engine.following import Followers, Following
+    from firn_node.engine.others import Others
+
+    core, group = parts.core, member.group
+    core.others = Others(coordinator, core.groups, core.group, lambda: group.state.record)
+    parts.background.spawn(core.others.run())
+    if core.group == FIRST_GROUP:
+        member.followers = Followers(core, lambda: (group.epoch, group.forced_epoch))
+        parts.topics.lead(member.followers)
+        return
+    member.following = Following(
+        core, core.others, parts.topics.take_over,
+        lambda: group.epoch if group.is_master and group.is_settled else None,
+        core.settings.security.as_client(),
+    )  # fmt: skip
+    core.catalogue.whole_to = member.following.whole_to
+    parts.background.spawn(member.following.run())
 
 
 def join_group(
