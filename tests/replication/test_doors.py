@@ -38,21 +38,30 @@ class Replica:
         self.received: list[Message] = []
         self.lost: list[LogId] = []
         self.addresses = addresses
-        self.peers = Peers(
-            GROUP, self.name, receive=self._receive, lost=self.lost.append, address_of=addresses.get,
-            randomness=SimRandomness(len(name)),
-        )  # fmt: skip
+        self.peers = self.new_peers()
         self.server: Any = None
+
+    def new_peers(self) -> Peers:
+        return Peers(
+            GROUP, self.name, receive=self._receive, lost=self.lost.append, address_of=self.addresses.get,
+            randomness=SimRandomness(len(self.name)),
+        )  # fmt: skip
 
     def _receive(self, source: LogId, found: Arrived) -> None:
         assert found.message.header.log_id == source
         self.received.append(found.message)
 
-    async def open(self) -> None:
+    async def open(self, port: int = 0) -> None:
         broker: Any = SimpleNamespace(settings=BrokerSettings(data="unused"))
-        self.server = await serve(broker, host="127.0.0.1", port=0)
+        self.server = await serve(broker, host="127.0.0.1", port=port)
         self.server.context.peers = self.peers
         self.addresses[self.name] = self.server.address
+
+    async def restart(self) -> None:
+        port = int(self.server.address.rpartition(":")[2])
+        await self.server.stop()
+        self.peers = self.new_peers()
+        await self.open(port)
 
     def ask(self, to: "Replica | str", version: int = 1, *, says: str | None = None) -> None:
         name = to if isinstance(to, str) else to.name
@@ -121,6 +130,33 @@ def test_what_waits_for_a_peer_that_is_away_is_dropped_and_it_is_dialled_again_w
             await until(lambda: b.received)
             assert [m.version for m in b.received if isinstance(m, Ask)] == [2]
             assert a.peers.status()["dialled"]["b"] == "connected"
+
+    run(story())
+
+
+def test_a_kept_peer_is_dialled_before_there_is_anything_to_say_and_again_when_it_is_back() -> None:
+    async def story() -> None:
+        async with replicas("a", "b") as (a, b):
+            a.peers.keep(frozenset({b.name}))
+            await until(lambda: b.peers.status()["accepted"] == ["a"])
+            await b.restart()
+            await until(lambda: b.peers.status()["accepted"] == ["a"])
+            assert a.received == b.received == []
+
+    run(story())
+
+
+def test_a_peer_that_is_no_longer_kept_is_left_alone_once_its_connection_ends() -> None:
+    async def story() -> None:
+        async with replicas("a", "b", "c") as (a, b, c):
+            a.peers.keep(frozenset({b.name, c.name}))
+            await until(lambda: b.peers.status()["accepted"] == c.peers.status()["accepted"] == ["a"])
+            a.peers.keep(frozenset({c.name}))
+            assert b.peers.status()["accepted"] == ["a"]
+            await b.restart()
+            await c.restart()
+            await until(lambda: c.peers.status()["accepted"] == ["a"])
+            assert b.peers.status()["accepted"] == []
 
     run(story())
 

@@ -170,6 +170,8 @@ class GroupDriver:
         self._carry_out(actions)
         if type(event) is ev.Written:
             self._wrote(event)
+        if self.state.record is not before.record and self.state.record is not None:
+            self.peers.keep(self.state.record.in_sync - {self.me.log_id})
         self._settle()
         if before.role is not self.state.role:
             log.info("group %s: %s -> %s", self.me.group_id, before.role.value, self.state.role.value)

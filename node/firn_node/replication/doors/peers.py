@@ -7,9 +7,14 @@ that the peer dialled. So a node needs an address only of whom it asks.
 Invariants: a connection is between two data folders, not two addresses: the one that answers refuses a dial that is
 meant for another log_id; a newer connection of a peer ends the older one; what cannot leave is dropped; a peer that
 does not answer is dialled again only when there is something to say, after a jittered pause that grows.
+
+Peers that are kept (``keep``: those in sync) are dialled before there is anything to say. At a failover all clients
+of the old master come to those that are left, and whoever dials then waits behind them, for longer than a new master
+waits for its standbys.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -30,6 +35,7 @@ log = logging.getLogger("firn.replication")
 
 _BEGINS = (Hello, Report, Leave, Ask, Fence)
 PAUSE_S, PAUSE_MAX_S = 0.05, 2.0
+KEEP_S = 1.0  # between dials of a kept peer that does not answer, while there is nothing to say
 
 Receive = Callable[[LogId, Arrived], None]
 
@@ -74,12 +80,24 @@ class Peers:
         if self._is_closed:
             return
         if isinstance(message, _BEGINS):
-            link = self._links.get(to)
-            if link is None:
-                link = self._links[to] = _Link(self, to)
-            link.send(message)
+            self._link(to).send(message)
         elif (connection := self._inbound.get(to)) is not None:
             connection.send(message)
+
+    def _link(self, to: LogId) -> "_Link":
+        link = self._links.get(to)
+        if link is None:
+            link = self._links[to] = _Link(self, to)
+        return link
+
+    def keep(self, peers: frozenset[LogId]) -> None:
+        """Have connections to these, and to no others unless there is something to say to them."""
+        if self._is_closed:
+            return
+        for log_id in peers:
+            self._link(log_id).keep(True)
+        for log_id in self._links.keys() - peers:
+            self._links[log_id].keep(False)
 
     def stream_to(self, to: LogId) -> Connection | None:
         """The connection that takes log bytes for a peer: the one that it dialled."""
@@ -171,13 +189,14 @@ class Peers:
 
 
 class _Link:
-    """The own connection to one peer, made when there is something to say."""
+    """The own connection to one peer, made when there is something to say, or while it is kept."""
 
     def __init__(self, peers: Peers, to: LogId) -> None:
         self._peers = peers
         self._to = to
         self._waiting: deque[Message] = deque(maxlen=WAITING_MAX)
         self._something = asyncio.Event()
+        self._is_kept = False
         self._connection: Connection | None = None
         self.state = "not dialled yet"
         self._task = asyncio.create_task(self._run(), name=f"firn replica link to {to}")
@@ -189,17 +208,35 @@ class _Link:
             self._waiting.append(message)
             self._something.set()
 
+    def keep(self, is_kept: bool) -> None:
+        if is_kept and not self._is_kept and self._connection is None:
+            self._something.set()
+        self._is_kept = is_kept
+
     @property
     def log_bytes(self) -> int:
         return self._connection.log_bytes if self._connection is not None else 0
 
+    async def _wanted(self) -> bool:
+        """Return when it is to be dialled; whether there is something to say."""
+        if self._is_kept:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(KEEP_S):
+                    await self._something.wait()
+        else:
+            await self._something.wait()
+        return self._something.is_set()
+
     async def _run(self) -> None:
         failures = 0
         while True:
-            await self._something.wait()
+            has_something = await self._wanted()
             try:
                 connection = await self._peers._dial(self._to, self._ended)
             except FirnError as error:
+                if not has_something:
+                    self.state = error.message
+                    continue
                 failures += 1
                 self._fail(error.message)
                 if failures == 1:
