@@ -26,8 +26,9 @@ from firn_node.disk import RealDisk
 from firn_node.engine.identity import load_identity
 from firn_node.filecache import FileCache
 from firn_node.log import CommitLog
+from firn_node.replication.doors.given import Doors
 from firn_node.replication.doors.startup import open_folder
-from firn_node.replication.driver import Doors, GroupDriver
+from firn_node.replication.driver import GroupDriver
 from firn_node.replication.record import GroupId, Incarnation, LogId, Member
 from firn_node.replication.state import Me, Role, Timing
 from firn_node.server import Server, serve

@@ -21,9 +21,10 @@ from firn_node.log import CommitLog
 from firn_node.log.walk import headers
 from firn_node.rebuild.source import Source
 from firn_node.rebuild.standby import Host, Rebuilding
+from firn_node.replication.doors.given import Doors
 from firn_node.replication.doors.peers import Dialling
 from firn_node.replication.doors.startup import machine_boot_id, open_folder
-from firn_node.replication.driver import Doors, GroupDriver
+from firn_node.replication.driver import GroupDriver
 from firn_node.replication.record import GroupId, Incarnation, LogId, Member
 from firn_node.replication.state import Me, Timing
 from firn_node.settings import GroupSettings

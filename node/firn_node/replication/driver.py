@@ -7,69 +7,42 @@ Invariants:
 
 - events reach the core in the order in which they happened. Appends of one turn of the loop are one event, stepped
   at the end of the turn or right before any other event;
-- actions are carried out in their order; those that take time (``StoreMeta``, ``CutLog``) one after another in one
-  thread, the core orders nothing of the log until it knows of their end;
+- actions are carried out in their order (``carrying``);
 - a request that was told of by ``written`` ends exactly once: acknowledged, or with an unknown outcome (``requests``);
 - a log that cannot be synced, a bug, or a damaged promise end this process's part in the group for good (``fail``).
-
-Longer than other modules, because each action of the core and each question of the engine has its short method here;
-what takes more than a few lines is a door's.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from typing import Any
 
 from firn.batch import Buffer
-from firn.errors import FirnError, InvariantBroken, NotMaster, Timeout, Unavailable
+from firn.errors import FirnError, NotMaster, Timeout, Unavailable
 from firn.types import Epoch, Position
-from firn_node.clock import Clock, LogClock, Randomness
-from firn_node.coordinator import Coordinator
-from firn_node.disk import is_full
-from firn_node.log import CommitLog
 from firn_node.replication import core
 from firn_node.replication import events as ev
+from firn_node.replication.carrying import Carrying, Tools
 from firn_node.replication.doors.codec import Arrived
 from firn_node.replication.doors.coordination import Coordination
+from firn_node.replication.doors.given import Doors
 from firn_node.replication.doors.logdoor import LogDoor
 from firn_node.replication.doors.logstream import LogStreams
-from firn_node.replication.doors.peers import Dialling, Peers
-from firn_node.replication.doors.startup import Folder
+from firn_node.replication.doors.peers import Peers
 from firn_node.replication.doors.syncer import Syncer
-from firn_node.replication.messages import Header, Report
+from firn_node.replication.messages import Report
 from firn_node.replication.record import NEVER_FORCED, LogId
 from firn_node.replication.requests import Requests, Wait
 from firn_node.replication.rules import RULES
-from firn_node.replication.serving import Engine
-from firn_node.replication.state import NO_EPOCH, Me, Meta, Phase, Role, Timing
+from firn_node.replication.state import NO_EPOCH, Me, Phase, Role, State
+from firn_node.replication.work import Work
 
 log = logging.getLogger("firn.replication")
 
 _NO_READS = "the master may not answer reads yet: it has just been elected"
-_FULL_DISK_RETRY_S = 1.0
 _SWITCHOVER_TTLS = (
     4  # lease TTLs after which the outcome of a switchover counts as unknown; it needs two at most
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Doors:
-    """What a driver is given; everything that is not a decision."""
-
-    log: CommitLog
-    folder: Folder
-    coordinator: Coordinator
-    engine: Engine
-    clock: Clock
-    log_clock: LogClock
-    randomness: Randomness
-    timing: Timing = field(default_factory=Timing)
-    flush_interval_s: float = 0.0  # how long a write of ``flush: interval`` may stay unsynced
-    dialling: Dialling = field(default_factory=Dialling)
 
 
 class GroupDriver:
@@ -77,22 +50,22 @@ class GroupDriver:
 
     def __init__(self, me: Me, doors: Doors) -> None:
         self.me = me
+        self.state: State
         self._doors = doors
         self._log = doors.log
         self._engine = doors.engine
         self._loop = asyncio.get_running_loop()
         self._events: deque[tuple[ev.Event, Buffer]] = deque()  # with the bytes of a frame
         self._is_stepping = False
-        self._data: Buffer = b""  # of the frame whose step runs
+        self.data: Buffer = b""  # of the frame whose step runs
         self._log_bytes = 0  # that have come from the master, as of the last tick
         self._requests = Requests()
         self._streams = LogStreams(self._log, history=lambda: self.state.log.history, damaged=self.damaged)
         self._log_door = LogDoor(self._log, doors.folder.epoch_file, me, doors.log_clock)
-        self._tasks: set[asyncio.Task[None]] = set()
         self._ticker: asyncio.TimerHandle | None = None
         self._sync_due: asyncio.TimerHandle | None = None
         self._left: asyncio.Future[None] | None = None  # done when this node is out of in_sync, as it asked
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="firn-group")
+        self._work = Work(me.group_id, self.fail)
         self.failed: str | None = None
         self.troubles: dict[str, str] = {}
         self._syncer = Syncer(
@@ -105,6 +78,11 @@ class GroupDriver:
         self._coordination = Coordination(
             doors.coordinator, me.group_id, feed=self.feed, broken=lambda why: self.fail(why, is_bug=True)
         )
+        tools = Tools(
+            self.peers, self._coordination, self._log_door, self._streams, self._syncer, self._requests,
+            self._work,
+        )  # fmt: skip
+        self._carrying = Carrying(me, doors, tools, self)
         self.state, self._first = core.start(me, doors.folder.startup, doors.timing, self._now())
 
     def start(self) -> None:
@@ -123,17 +101,15 @@ class GroupDriver:
         was_failed = self.failed is not None
         self._end("this broker is stopping")
         await asyncio.gather(self.peers.close(), self._coordination.close(), self._syncer.stop())
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._work.end_tasks()
         if not was_failed and not self._log.is_broken:
             try:
-                await self._in_worker(self._say_goodbye)
+                await self._work.in_thread(self._say_goodbye)
             except OSError as error:  # the next process finds no mark of a clean stop
                 log.warning(
                     "group %s: the folder could not be told of a clean stop: %s", self.me.group_id, error
                 )
-        await asyncio.to_thread(self._worker.shutdown)
+        await self._work.end_thread()
 
     def _say_goodbye(self) -> None:
         folder, state = self._doors.folder, self.state
@@ -151,6 +127,12 @@ class GroupDriver:
             self._events.append((event, data))
             self._step_all()
 
+    def feed_first(self, event: ev.Event) -> None:
+        self._events.appendleft((event, b""))
+
+    def feed_last(self, event: ev.Event) -> None:
+        self._events.append((event, b""))
+
     def _step_all(self) -> None:
         if self._is_stepping:
             return
@@ -165,7 +147,7 @@ class GroupDriver:
             self._is_stepping = False
 
     def _step(self, event: ev.Event, data: Buffer) -> None:
-        before, self._data = self.state, data
+        before, self.data = self.state, data
         self.state, actions = core.step(before, event, self._now())
         self._carry_out(actions)
         if type(event) is ev.Written:
@@ -180,7 +162,7 @@ class GroupDriver:
         for action in actions:
             if self.failed is not None:
                 return
-            _ACTIONS[type(action)](self, action)
+            self._carrying.out(action)
 
     def _wrote(self, event: ev.Written) -> None:
         """The log has grown: send it, sync it; requests that the core did not take have no known outcome."""
@@ -358,7 +340,7 @@ class GroupDriver:
 
     async def checkpoint(self, position: int) -> None:
         history = self.state.log.history
-        await self._in_worker(lambda: self._doors.folder.epoch_file.store(history, Position(position)))
+        await self._work.in_thread(lambda: self._doors.folder.epoch_file.store(history, Position(position)))
 
     # What people ask.
 
@@ -481,171 +463,3 @@ class GroupDriver:
             log.error("group %s: this replica stops: %s", self.me.group_id, reason)
             self._end(reason)
             self._engine.stopped(reason, is_bug=is_bug)
-
-    # Actions.
-
-    def _send(self, action: ev.Send) -> None:
-        self.peers.send(action.to, action.message)
-
-    def _read_record(self, action: ev.ReadRecord) -> None:
-        self._coordination.read(action)
-
-    def _compare_and_set(self, action: ev.CompareAndSet) -> None:
-        self._coordination.compare_and_set(action)
-
-    def _store_meta(self, action: ev.StoreMeta) -> None:
-        stored = self._in_worker(lambda: self._doors.folder.group_file.store(action.meta))
-
-        async def tell() -> None:
-            await self._until_stored(stored, action.meta)
-            self.feed(ev.MetaStored(action.meta))
-
-        self._spawn(tell())
-
-    async def _until_stored(self, stored: "asyncio.Future[None]", meta: Meta) -> None:
-        """A full disk is waited for: until a promise is durable the core does nothing that relies on it."""
-        while True:
-            try:
-                await stored
-            except OSError as error:
-                if not is_full(error):
-                    raise
-                self.troubles["promises"] = f"what is promised to the group cannot be stored: {error}"
-                await asyncio.sleep(_FULL_DISK_RETRY_S)
-                stored = self._in_worker(lambda: self._doors.folder.group_file.store(meta))
-            else:
-                self.troubles.pop("promises", None)
-                return
-
-    def _append_epoch_start(self, action: ev.AppendEpochStart) -> None:
-        """What a full disk does not take is ordered again, at the next tick."""
-        try:
-            written = self._log_door.append_epoch_start(action.epoch)
-        except OSError as error:
-            if self._log.is_broken or not is_full(error):
-                self.fail(f"the epoch-start record could not be written: {error}")
-            self.troubles["epoch start"] = f"the epoch-start record cannot be written: {error}"
-            return
-        self.troubles.pop("epoch start", None)
-        self._events.appendleft((written, b""))
-
-    def _load_state(self, action: ev.LoadState) -> None:
-        self._spawn(self._load(action.epoch))
-
-    async def _load(self, epoch: Epoch) -> None:
-        await self._engine.load_state(epoch)
-        self.feed(ev.StateLoaded(epoch))
-
-    def _write_frame(self, action: ev.WriteFrame) -> None:
-        """Append what has just arrived. What cannot be appended leaves a gap, after which the core asks anew."""
-        try:
-            written = self._log_door.append_frame(action.frame, self._data, after=self.state.log.last_epoch)
-        except InvariantBroken:
-            raise
-        except (FirnError, OSError) as error:
-            self._refuse_frame(action.frame.header.log_id, error)
-            return
-        self.troubles.pop("frame", None)
-        self._events.appendleft((written, b""))
-
-    def _refuse_frame(self, master: LogId, error: FirnError | OSError) -> None:
-        what = error.message if isinstance(error, FirnError) else str(error)
-        if self._log.is_broken:
-            self.fail(f"the commit log is broken: {what}")
-            return
-        if self.troubles.get("frame") != what:
-            log.warning("group %s: a frame of %s was not appended: %s", self.me.group_id, master, what)
-        self.troubles["frame"] = f"nothing is appended: {what}"
-
-    def _cut_log(self, action: ev.CutLog) -> None:
-        """1. forget in the engine, 2. cut, durably, 3. tell. A sync that begins before 2. has ended proves nothing."""
-        self._engine.cut(action.end)
-        history = self.state.log.history
-        done = self._in_worker(lambda: self._log_door.cut(history, action.end))
-
-        async def tell() -> None:
-            await done
-            self.feed(ev.LogCut(action.end))
-
-        self._spawn(tell())
-
-    def _begin_log(self, action: ev.BeginLog) -> None:
-        try:
-            self._log_door.begin(action.start)
-            self._syncer.void()
-        except OSError as error:
-            self.fail(f"the log could not begin at {action.start}: {error}")
-            return
-        self._engine.begin(action.start)
-
-    def _start_stream(self, action: ev.StartStream) -> None:
-        header = Header(self.me.group_id, action.epoch, self.me.log_id, action.handshake)
-        self._streams.start(action.to, self.peers.stream_to(action.to), header, action.start)
-
-    def _stop_stream(self, action: ev.StopStream) -> None:
-        self._streams.stop(action.to)
-
-    def _stop_streams(self, action: ev.StopStreams) -> None:
-        self._streams.stop_all()
-
-    def _acknowledge(self, action: ev.Acknowledge) -> None:
-        self._requests.acknowledge(action.tickets)
-
-    def _end_requests(self, action: ev.EndRequests) -> None:
-        self._requests.time_out(action.reason)
-        self._engine.stepped_down(action.reason)
-
-    def _dispatch_to(self, action: ev.DispatchTo) -> None:
-        self._events.append((ev.Dispatched(self._engine.dispatch(action.position)), b""))
-
-    def _rebuild(self, action: ev.Rebuild) -> None:
-        self._engine.rebuild(action.reason, keeps_tail=action.keeps_tail)
-
-    def _switchover_ended(self, action: ev.SwitchoverEnded) -> None:
-        if not self._requests.refuse_switchover(action.reason):
-            log.warning("group %s: %s", self.me.group_id, action.reason)
-
-    def _stopped(self, action: ev.Stop) -> None:
-        """The core has ended; what it ordered behind this, such as a rebuild, is still carried out."""
-        log.error("group %s: this replica stops: %s", self.me.group_id, action.reason)
-        self._engine.stopped(action.reason, is_bug=action.is_bug)
-
-    # Work that takes time.
-
-    def _in_worker(self, work: Callable[[], None]) -> "asyncio.Future[None]":
-        return self._loop.run_in_executor(self._worker, work)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task: asyncio.Task[None] = self._loop.create_task(self._guarded(work))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        """The boundary of one task: what fails here ends the replica's part in the group."""
-        try:
-            await work
-        except Exception as error:
-            log.exception("group %s", self.me.group_id)
-            self.fail(error.message if isinstance(error, FirnError) else repr(error))
-
-
-_ACTIONS: dict[type, Callable[[GroupDriver, Any], None]] = {
-    ev.Send: GroupDriver._send,
-    ev.ReadRecord: GroupDriver._read_record,
-    ev.CompareAndSet: GroupDriver._compare_and_set,
-    ev.StoreMeta: GroupDriver._store_meta,
-    ev.AppendEpochStart: GroupDriver._append_epoch_start,
-    ev.LoadState: GroupDriver._load_state,
-    ev.WriteFrame: GroupDriver._write_frame,
-    ev.CutLog: GroupDriver._cut_log,
-    ev.BeginLog: GroupDriver._begin_log,
-    ev.StartStream: GroupDriver._start_stream,
-    ev.StopStream: GroupDriver._stop_stream,
-    ev.StopStreams: GroupDriver._stop_streams,
-    ev.Acknowledge: GroupDriver._acknowledge,
-    ev.EndRequests: GroupDriver._end_requests,
-    ev.DispatchTo: GroupDriver._dispatch_to,
-    ev.Rebuild: GroupDriver._rebuild,
-    ev.SwitchoverEnded: GroupDriver._switchover_ended,
-    ev.Stop: GroupDriver._stopped,
-}
