@@ -218,7 +218,7 @@ def test_a_statement_about_a_dropped_plan_is_refused_and_leaves_no_file(tmp_path
             await open_plan(kit)
             while kit.broker.plan("t")["state"] == "open":
                 await asyncio.sleep(0.02)
-                await kit.broker._plans.expire()
+                await kit.broker.parts.plans.expire()
             assert kit.broker.plan("t")["state"] == "expired"
             await open_plan(kit)
             await kit.broker.delete_topic("t")
