@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import gc
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import pytest
 from firn.errors import ReadOnly
 from firn.topicspec import TopicSpec
 from firn.values import pack_keys, unpack_values
-from firn.wire import Op, items
+from firn.websocket import handshake
+from firn.wire import Op, frames, items
 from firn_node.engine.api import ReadResult
 from firn_node.server import ServerSettings
 from firn_node.settings import MemorySettings
@@ -155,6 +157,19 @@ def test_a_fetch_goes_on_with_what_is_produced_until_it_is_cancelled() -> None:
             await other.ask(Op.PRODUCE, 9, {}, batch(s.topic_id, (b"k", b"v"), partition=1))
             assert await peer.is_alive()
             assert (await peer.ask(Op.FETCH, 5, {"topic": "t", "partition": 1})).meta["next_offset"] == 4
+
+    run(main)
+
+
+def test_a_fetch_that_is_cancelled_in_the_turn_that_brought_it_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        async with real(1) as s, raw(s.server.address) as (reader, writer):
+            writer.write(handshake("x", "/v1/stream", "AAAAAAAAAAAAAAAAAAAAAA==", {}))
+            await reader.readuntil(b"\r\n\r\n")
+            both = [*frames(Op.FETCH, 5, {"topic": "t"}), *frames(Op.CANCEL, 5, {})]
+            writer.write(b"".join(bytes((0x82, 0x80 | len(frame), 0, 0, 0, 0)) + frame for frame in both))
+            assert (await reader.readexactly(2))[0] == 0x82  # CANCEL is answered
+            gc.collect()  # a coroutine that nobody awaited warns, and warnings are errors
 
     run(main)
 

@@ -14,7 +14,7 @@ Invariants:
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, cast
 
 from aiohttp import web
@@ -286,7 +286,7 @@ class Stream:
                 raise LimitExceeded(f"FETCH: {_FETCHES_MAX} are open on this stream; use another one")
             fetch = Fetch(self._context, self._outbox, id, meta, self._access)
             self._fetches[id] = fetch
-            fetch.task = self._spawn(id, fetch.run())
+            fetch.task = self._spawn(id, fetch.run)
             fetch.task.add_done_callback(lambda _: self._fetches.pop(id, None))
         else:
             raise Invalid(f"op {Op(op).name} is the broker's to send")
@@ -329,7 +329,8 @@ class Stream:
                 self._outbox.put_now(frame)
             return
         self._unanswered += 1
-        self._spawn(message.id, self._get(topic, message, floor)).add_done_callback(self._count_answer)
+        answering = self._spawn(message.id, lambda: self._get(topic, message, floor))
+        answering.add_done_callback(self._count_answer)
 
     async def _get(self, topic: str, message: Message, floor: int | None) -> None:
         data = await found_values(self._context.broker, topic, message, floor)
@@ -345,7 +346,8 @@ class Stream:
         self._context.counts.stream_errors[error.code] += 1
         self._tell(Op.ERROR, id, error.document())
 
-    def _spawn(self, id: int, work: Awaitable[None]) -> "asyncio.Task[None]":
+    def _spawn(self, id: int, work: Callable[[], Awaitable[None]]) -> "asyncio.Task[None]":
+        """Begin an exchange's work, unless it is cancelled in this very turn."""
         task = asyncio.create_task(self._guarded(id, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -355,10 +357,10 @@ class Stream:
         self._unanswered -= 1
         self._answered.set()
 
-    async def _guarded(self, id: int, work: Awaitable[None]) -> None:
+    async def _guarded(self, id: int, work: Callable[[], Awaitable[None]]) -> None:
         """The boundary of one exchange: its error is its answer."""
         try:
-            await work
+            await work()
         except FirnError as error:
             self._fail(id, error)
         except ConnectionError:
