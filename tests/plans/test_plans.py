@@ -286,7 +286,7 @@ def test_a_key_index_whose_checksum_is_wrong_is_made_anew_and_agrees(tmp_path):
             await filled(kit)
             partition = kit.broker.partitions.get(kit.broker.topic("t"), 0)
             plan = await open_plan(kit)
-            kit.broker._sealer.seal(partition)
+            kit.broker.parts.sealer.seal(partition)
             while not partition.log.manifest.dirty:
                 await asyncio.sleep(0.005)
             (sealed,) = partition.log.manifest.dirty
