@@ -16,7 +16,7 @@ from firn.client.blocking import Client
 from firn_spark.columns import arrow_schema
 from firn_spark.connection import Connection
 from firn_spark.schema import spark_schema
-from firn_spark.session import keeper
+from firn_spark.session import PUSHDOWN, keeper
 
 SEEDS = [11, 12]
 
@@ -168,6 +168,16 @@ def frame_rows_of_plan(frame: DataFrame) -> int:
     return len(frame.collect())
 
 
+@pytest.fixture(scope="session")
+def whole(client: Client, spark: SparkSession, read: Read) -> dict[str, DataFrame]:
+    """The rows of a topic in Spark's memory, by view: conditions on these are Spark's alone."""
+    written(client, "filtered", 17, partitions=3)
+    schema = spark_schema("records")
+    views = ("raw", "compacted")
+    return {view: spark.createDataFrame(read("filtered", view=view).toArrow(), schema) for view in views}
+
+
+@pytest.mark.usefixtures("whole")
 class TestFilters:
     """What is pushed down leaves the same rows, and reads less."""
 
@@ -186,23 +196,24 @@ class TestFilters:
         ],
     )
     @pytest.mark.parametrize("view", ["raw", "compacted"])
-    def test_rows_are_those_without_push_down(
-        self, condition: str, view: str, client: Client, spark: SparkSession, read: Read
+    def test_rows_are_those_that_spark_finds_in_the_whole(
+        self, condition: str, view: str, whole: dict[str, DataFrame], read: Read
     ) -> None:
-        topic = "filtered"
-        if not any(found["name"] == topic for found in client.topics()):
-            written(client, topic, 17, partitions=3)
-        pushed = frame_rows(read(topic, view=view).where(condition))
-        spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
-        try:
-            plain = frame_rows(read(topic, view=view).where(condition))
-        finally:
-            spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+        pushed = frame_rows(read("filtered", view=view).where(condition))
+        plain = frame_rows(whole[view].where(condition))
         if view == "compacted" and "key" in condition:  # looked up: the newest records alone
             assert map_of(pushed) == map_of(plain)
             assert len(pushed) == len({row[3] for row in pushed})
         else:
             assert pushed == plain
+
+    def test_a_session_without_push_down_filters_as_well(self, spark: SparkSession, read: Read) -> None:
+        pushed = frame_rows(read("filtered", view="raw").where("offset < 30"))
+        spark.conf.set(PUSHDOWN, "false")
+        try:
+            assert frame_rows(read("filtered", view="raw").where("offset < 30")) == pushed
+        finally:
+            spark.conf.set(PUSHDOWN, "true")
 
     def test_a_bounded_offset_asks_for_less_and_a_partition_for_nothing_of_the_others(
         self, client: Client, read: Read, topic: str
