@@ -291,6 +291,9 @@ class TestErrors:
             frame.collect()
 
 
+@pytest.mark.filterwarnings(
+    "ignore:PySpark does not yet fully support pandas"
+)  # of mapInArrow, which uses none
 def test_a_task_that_is_tried_again_gives_its_rows_once(
     client: Client, read: Read, topic: str, tmp_path: Path
 ) -> None:
