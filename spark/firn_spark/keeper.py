@@ -21,11 +21,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Listener
 
 from firn.client.transport import path_of
-from firn.errors import FirnError
+from firn.errors import FirnError, Unavailable
 from firn_spark.connection import Connection
 from firn_spark.fetch import Link
 from firn_spark.planning import Lease
@@ -36,6 +37,7 @@ ENVIRONMENT = "FIRN_SPARK_KEEPER"  # SOCKET:SECRET
 RENEW_S = 120.0  # a fifth of the lease
 IDLE_S = 600.0  # a notebook's user looks at a result, and goes on with the same DataFrame
 POLL_S = 5.0
+GIVE_BACK_S = 2.0  # the end of a program waits for it
 
 
 def hand_over(lease: Lease) -> None:
@@ -143,13 +145,23 @@ class Keeper:
     def _give_back(self) -> None:
         with self._lock:
             leases, self._leases = [lease for lease, _ in self._leases.values()], {}
+        # Brokers that do not answer: what they hold ends by itself, or has ended.
+        silent: set[str | None] = set()
         for lease in leases:
-            with suppress(FirnError, OSError):  # it ends by itself
-                _ask("DELETE", lease)
+            broker = lease.options.get("bootstrap")
+            if broker in silent:
+                continue
+            try:
+                _ask("DELETE", lease, timeout=GIVE_BACK_S)
+            except Unavailable:
+                silent.add(broker)
+            except (FirnError, OSError) as error:
+                log.debug("the snapshot %s of %s was not given back: %s", lease.id, lease.topic, error)
 
 
-def _ask(method: str, lease: Lease) -> None:
-    with Link(Connection.of_options(lease.options)) as link:
+def _ask(method: str, lease: Lease, *, timeout: float | None = None) -> None:
+    connection = Connection.of_options(lease.options)
+    with Link(connection if timeout is None else replace(connection, timeout=timeout)) as link:
         target = link.run(link.target(lease.topic))
         for way, id in zip(target.transports, lease.id.split(","), strict=True):
             link.run(way.request(method, path_of("topics", lease.topic, "snapshots", id)))

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from firn.client.blocking import Client
 from firn_node.demo.process import BrokerProcess
 from firn_spark.connection import Connection
-from firn_spark.session import session
+from firn_spark.session import keeper, session
 
 _numbers = itertools.count()
 
@@ -35,7 +35,8 @@ def client(connection: Connection) -> Iterator[Client]:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory, broker: BrokerProcess) -> Iterator[SparkSession]:
+    """It ends before the broker does, to which it gives its snapshots back."""
     found = session(
         "firn-tests",
         master="local[2,4]",
@@ -46,7 +47,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.pyspark.python": sys.executable,
         },
     )
+    held = keeper(found)
+    assert held is not None
     yield found
+    held.close()
     found.stop()
 
 

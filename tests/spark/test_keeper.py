@@ -1,8 +1,10 @@
 """Leases of snapshots that were handed to the driver's keeper."""
 
 import os
+import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.connection import Client as Socket
 
 import pytest
@@ -14,7 +16,7 @@ from firn_spark.fetch import read
 from firn_spark.filters import Wanted
 from firn_spark.keeper import ENVIRONMENT, Keeper, hand_over
 from firn_spark.options import read_options
-from firn_spark.planning import Plan, plan
+from firn_spark.planning import Lease, Plan, plan
 
 
 def until(is_so: Callable[[], bool]) -> None:
@@ -80,8 +82,8 @@ def test_the_end_of_the_session_gives_everything_back(
     until(lambda: len(keeper.held) == 1)
     state[0] = None
     until(lambda: not is_held(connection, planned))
-    socket = keeper.environment[ENVIRONMENT].rpartition(":")[0]
-    until(lambda: not os.path.exists(socket))
+    path = keeper.environment[ENVIRONMENT].rpartition(":")[0]
+    until(lambda: not os.path.exists(path))
 
 
 def test_a_snapshot_that_is_gone_is_let_go(
@@ -101,9 +103,9 @@ def test_a_stranger_is_not_listened_to_and_does_no_harm(
     planned: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keeper = Keeper(lambda: True, poll_s=0.005)
-    socket = keeper.environment[ENVIRONMENT].rpartition(":")[0]
+    path = keeper.environment[ENVIRONMENT].rpartition(":")[0]
     with pytest.raises(Exception, match="digest sent was rejected"):
-        Socket(socket, family="AF_UNIX", authkey=b"guessed")
+        Socket(path, family="AF_UNIX", authkey=b"guessed")
     monkeypatch.setenv(ENVIRONMENT, keeper.environment[ENVIRONMENT])
     assert planned.lease is not None
     hand_over(planned.lease)
@@ -117,3 +119,23 @@ def test_without_a_keeper_a_plan_goes_on(planned: Plan, monkeypatch: pytest.Monk
     hand_over(planned.lease)
     monkeypatch.setenv(ENVIRONMENT, "/there/is/none:00")
     hand_over(planned.lease)
+
+
+def test_a_broker_that_does_not_answer_is_asked_once_for_all_that_it_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keeper = Keeper(lambda: True, poll_s=0.005)
+    monkeypatch.setenv(ENVIRONMENT, keeper.environment[ENVIRONMENT])
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as mute:
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        for number in range(50):
+            hand_over(Lease("t", str(number), {"bootstrap": address}))
+        until(lambda: len(keeper.held) == 50)
+        keeper.close()
+        mute.setblocking(False)
+        asked = 0
+        with suppress(BlockingIOError):
+            while True:
+                mute.accept()[0].close()
+                asked += 1
+    assert 1 <= asked < 5
