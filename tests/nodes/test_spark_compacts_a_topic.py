@@ -12,9 +12,16 @@ from cluster.bare import BareCluster
 from cluster.client import WholeCluster
 from shop_kit import TOPIC, Shop, ensure_installed
 
+from firn_operator.names import LABEL_RUN
+from firn_operator.sparkruns import run_base
+
 pytestmark = pytest.mark.cluster
 
 PARTITIONS, KEYS, ROUNDS = 4, 20_000, 10
+QUOTES = {
+    "partitions": PARTITIONS,
+    "compaction": {"minDirtyRatio": 1},
+}  # nothing is compacted before it is asked for
 GROUP = "/apis/firn.dev/v1alpha1/namespaces"
 SPARK = {"runner": "job", "executors": 2, "cores": 1, "memory": "1Gi"}
 SECONDS = 400.0  # for drivers and executors that begin on a busy machine
@@ -27,7 +34,7 @@ def shop(nodes: WholeCluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     nodes.load(images.archive(images.SPARK))
     with nodes.namespace("spark") as space:
         shop = Shop(nodes, space, Path(tmp_path_factory.mktemp("credentials")))
-        shop.apply(replicas=2, lease_ttl="10s", partitions=PARTITIONS)
+        shop.apply(replicas=2, lease_ttl="10s", topic=QUOTES)
         shop.until_ready()
         shop.until_in_sync(2)
         asyncio.run(_fill(shop))
@@ -56,10 +63,9 @@ class Asked:
         self.path = f"{GROUP}/{shop.space}/forcecompactions"
         body = {"topicRef": {"name": TOPIC}, **spec}
         meta = {"name": name}
-        shop.cluster.api.post(
-            self.path,
-            {"apiVersion": "firn.dev/v1alpha1", "kind": "ForceCompaction", "metadata": meta, "spec": body},
-        )
+        head = {"apiVersion": "firn.dev/v1alpha1", "kind": "ForceCompaction"}
+        made = shop.cluster.api.post(self.path, {**head, "metadata": meta, "spec": body})
+        self.selector = f"{LABEL_RUN}={run_base(name, made['metadata']['uid'])}"
 
     def status(self) -> Json:
         found: Json = self.shop.cluster.api.get(f"{self.path}/{self.name}").get("status", {})
@@ -74,8 +80,8 @@ class Asked:
         return status
 
     def pods(self, *, role: str = "") -> list[Json]:
-        """Of this run: the driver's, and with ``role`` the executors'."""
-        selector = "app.kubernetes.io/component=spark" + (f",spark-role={role}" if role else "")
+        """Of this run: driver and executors, or those of a role of Spark's."""
+        selector = self.selector + (f",spark-role={role}" if role else "")
         found: list[Json] = self.shop.cluster.api.get(
             f"/api/v1/namespaces/{self.shop.space}/pods", labelSelector=selector
         )["items"]
@@ -83,8 +89,8 @@ class Asked:
 
     def told(self) -> str:
         """What the drivers said."""
-        selector = "app.kubernetes.io/component=spark,!spark-role"
-        return self.shop.cluster.kubectl("logs", "-n", self.shop.space, "-l", selector, "--tail=-1")
+        drivers = f"{self.selector},!spark-role"
+        return self.shop.cluster.kubectl("logs", "-n", self.shop.space, "-l", drivers, "--tail=-1")
 
 
 def running(pods: list[Json]) -> list[Json]:

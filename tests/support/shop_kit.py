@@ -91,7 +91,7 @@ class Shop:
         replicas: int = 3,
         lease_ttl: str = "3s",
         spec: Mapping[str, Any] | None = None,
-        partitions: int = 2,
+        topic: Mapping[str, Any] | None = None,
     ) -> None:
         """A cluster of one group and a topic in it, small enough for several on one machine."""
         brokers = {
@@ -101,8 +101,8 @@ class Shop:
             "config": {"leaseTtl": lease_ttl},
             **(spec or {}),
         }
-        topic = {"partitions": partitions, "clusterRef": {"name": self.name}}
-        items = [_object("BrokerCluster", self.name, brokers), _object("CompactedTopic", TOPIC, topic)]
+        quotes = {"partitions": 2, "clusterRef": {"name": self.name}, **(topic or {})}
+        items = [_object("BrokerCluster", self.name, brokers), _object("CompactedTopic", TOPIC, quotes)]
         self.cluster.apply({"apiVersion": "v1", "kind": "List", "items": items}, namespace=self.space)
 
     def until_ready(self) -> None:
