@@ -161,29 +161,38 @@ def parse_job(job: Obj, pods: Iterable[Obj]) -> JobState:
     """``pods``: of the Job, in any order."""
     conditions = {each.get("type"): each for each in (job.get("status") or {}).get("conditions") or ()}
     newest = sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))[-1:]
-    states = [_container(pod) for pod in newest]
     if (conditions.get("Complete") or {}).get("status") == "True":
         return JobState(has_succeeded=True)
+    words = " ".join(_last_words(pod) for pod in newest)
     failed = conditions.get("Failed") or {}
     if failed.get("status") == "True":
-        said = [
-            line
-            for state in states
-            for line in str((state.get("terminated") or {}).get("message", "")).splitlines()
-        ]
         told = f"{failed.get('reason', 'Failed')}: {failed.get('message', '')}".rstrip(": ")
         return JobState(
-            failure=f"the driver was given up ({told})" + (f"; it said: {said[-1]}" if said else "")
+            failure=f"the driver was given up ({told})" + (f"; it said: {words}" if words else "")
         )
-    waiting = [state.get("waiting") or {} for state in states]
-    trouble = " ".join(
-        str(each[part]) for each in waiting for part in ("reason", "message") if each.get(part)
-    )
-    for pod in newest:
-        for each in (pod.get("status") or {}).get("conditions") or ():
-            if each.get("type") == "PodScheduled" and each.get("status") == "False":
-                trouble = f"{each.get('reason', 'Unschedulable')}: {each.get('message', '')}"
+    trouble = f"the last try ended: {words}" if words else " ".join(_waits_for(pod) for pod in newest)
     return JobState(trouble=trouble[:512])
+
+
+def _last_words(pod: Obj) -> str:
+    """The last line of a driver that has ended badly; empty for any other one."""
+    ended = _container(pod).get("terminated") or {}
+    if not ended or ended.get("exitCode") == 0:
+        return ""
+    lines = str(ended.get("message") or "").strip().splitlines()
+    return (
+        lines[-1].strip()
+        if lines
+        else f"exit code {ended.get('exitCode')}, {ended.get('reason', '')}".rstrip(", ")
+    )
+
+
+def _waits_for(pod: Obj) -> str:
+    for each in (pod.get("status") or {}).get("conditions") or ():
+        if each.get("type") == "PodScheduled" and each.get("status") == "False":
+            return f"{each.get('reason', 'Unschedulable')}: {each.get('message', '')}"
+    waiting = _container(pod).get("waiting") or {}
+    return " ".join(str(waiting[part]) for part in ("reason", "message") if waiting.get(part))
 
 
 def _container(pod: Obj) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from operator_kit import NAMESPACE, SPARK_IMAGE, World, new_operator, rounds
 
+from firn_operator.compactions import parse_job
 from firn_operator.kube import COMPACTION, CONFIG_MAP, JOB, POD, ROLE_BINDING, SERVICE_ACCOUNT, Obj, name_of
 
 
@@ -267,6 +268,25 @@ def test_a_driver_that_cannot_begin_is_told_of(world: World) -> None:
     world.put({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": {}, "status": waiting})
     go(world, 2)
     assert "(ErrImageNeverPull no such image)" in world.condition(COMPACTION, "now", "Complete")["message"]
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"terminated": {"exitCode": 1, "message": "Trace\nImportError: no x\n"}}, "the last try ended: ImportError: no x"),
+        ({"terminated": {"exitCode": 137, "reason": "OOMKilled"}}, "the last try ended: exit code 137, OOMKilled"),
+        ({"terminated": {"exitCode": 0}}, ""),
+        ({"running": {}}, ""),
+        ({"waiting": {"reason": "ContainerCreating"}}, "ContainerCreating"),
+    ],
+)  # fmt: skip
+def test_what_keeps_a_driver_is_read_from_its_newest_pod(state: Obj, said: str) -> None:
+    older = {"metadata": {"creationTimestamp": "2026-01-01T00:00:00Z"}, "status": {}}
+    newer = {
+        "metadata": {"creationTimestamp": "2026-01-01T00:00:09Z"},
+        "status": {"containerStatuses": [{"state": state}]},
+    }
+    assert parse_job({}, [newer, older]).trouble == said
 
 
 def test_a_deleted_run_of_spark_takes_its_driver_and_its_plan_along(world: World) -> None:
