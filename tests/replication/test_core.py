@@ -396,6 +396,17 @@ def test_a_standby_refuses_writes_and_names_the_master() -> None:
     assert refused.details["address"] == "n0:1"
 
 
+def test_a_standby_names_no_master_of_which_it_hears_no_more() -> None:
+    state, _ = greeted()
+    for now, is_named in ((TIMING.named_for, True), (TIMING.named_for + 0.001, False)):
+        refused = core.write_refusal(state, now, 1)
+        assert isinstance(refused, NotMaster)
+        assert (refused.details["address"] is not None) is is_named
+    renewed = replace(RECORD, version=RECORD.version + 1, renewals=RECORD.renewals + 1)
+    state, _ = steps(state, ev.RecordRead(renewed), now=10.0)
+    assert core.master_address(state, 10.0 + TIMING.named_for) == "n0:1"
+
+
 def test_writes_and_reads_end_with_two_thirds_of_the_lease() -> None:
     state, _ = steps(acting(), ev.Durable(Position(1), 0), ev.Dispatched(Position(1)))
     just_before, just_after = TIMING.lease - 0.01, TIMING.lease + 0.01

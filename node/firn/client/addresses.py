@@ -12,6 +12,7 @@ from firn.errors import Invalid
 
 DEFAULT = "127.0.0.1:7700"
 ENVIRONMENT = "FIRN_BROKER"
+ASIDE_FAILURES = 8
 
 
 def parse_addresses(text: str | None) -> list[str]:
@@ -35,16 +36,20 @@ class Addresses:
 
     def __init__(self, text: str | None) -> None:
         self._known = parse_addresses(text)
+        self._aside: dict[str, int] = {}  # addresses, and after how many failures of others they count again
 
     def in_turn(self) -> list[str]:
-        return list(self._known)
+        if not self._aside:
+            return list(self._known)
+        return sorted(self._known, key=lambda address: address in self._aside)
 
     @property
     def preferred(self) -> str:
-        return self._known[0]
+        return self.in_turn()[0]
 
     def prefer(self, address: str) -> None:
         """``address`` comes first from now on; one that was not known is kept as well."""
+        self._aside.pop(address, None)
         self._known = [address, *(a for a in self._known if a != address)]
 
     def shuffle(self, randomness: Random) -> None:
@@ -59,3 +64,12 @@ class Addresses:
         """``address`` failed: the others come first."""
         if address in self._known:
             self._known = [*(a for a in self._known if a != address), address]
+        self._aside = {a: left - 1 for a, left in self._aside.items() if left > 1}
+
+    def set_aside(self, address: str) -> None:
+        """Nobody answered at ``address``, perhaps only after seconds: others are tried for a while, unless one of them
+        names it.
+        """
+        self.put_last(address)
+        if address in self._known:
+            self._aside[address] = ASIDE_FAILURES

@@ -36,6 +36,7 @@ from firn.batch import Buffer, Codecs, Identity, encode
 from firn.client.chunks import Chunk, Cut
 from firn.client.even import Even, encode_even
 from firn.client.small import Part, Writer, encode_small
+from firn.client.stream import address_in
 from firn.errors import FirnError, SequenceGap, Timeout
 from firn.limits import UNACKNOWLEDGED_BATCHES_MAX
 
@@ -176,7 +177,7 @@ class Outbox:
         if self._may_retry(batch, lane, error):
             lane.last_error = error if not isinstance(error, SequenceGap) else lane.last_error or error
             if lane.resume_at is None:  # the first failure of this pass decides when the next one begins
-                lane.failures += 1
+                lane.failures = 1 if address_in(error) is not None else lane.failures + 1
                 most = min(BACK_OFF_MAX_S, BACK_OFF_S * 2 ** min(lane.failures - 1, 16))
                 lane.resume_at = now + most * self._randomness.uniform(0.5, 1.0)
         else:

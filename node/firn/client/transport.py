@@ -172,7 +172,7 @@ class Transport:
                     return self._stream
                 except Unavailable as error:
                     last = error
-                    self.addresses.put_last(address)
+                    self.addresses.set_aside(address)
             raise last
 
     def _watch_credentials(self) -> None:
@@ -268,7 +268,7 @@ class Transport:
             except FirnError as error:
                 before = f"; the try before it: {error.message}"
                 self.follow(error)
-                failures += 1
+                failures = 1 if address_in(error) is not None else failures + 1
                 pause = self.back_off(failures)
                 if not error.retry or self.is_elsewhere(error) or loop.time() + pause >= deadline:
                     raise
@@ -375,6 +375,8 @@ class Transport:
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, CannotConnect) as error:
                 refused = _refusal_in(error, address) or refused
                 last = Unavailable(f"{address}: cannot connect: {error}")
+                self.addresses.set_aside(address)
+                continue
             except (aiohttp.ClientError, OSError) as error:
                 refusal = _refusal_in(error, address)
                 refused = refusal or refused

@@ -56,6 +56,7 @@ from firn_node.replication.state import (
     NO_EPOCH,
     Following,
     Me,
+    Phase,
     Role,
     Startup,
     State,
@@ -124,7 +125,7 @@ def write_refusal(state: State, now: float, min_in_sync: int, rules: Rules = RUL
     if state.role is RESIGNING:
         return Unavailable("the master is handing over")
     if state.role is not MASTER or mastery is None or record is None:
-        return NotMaster("this node is not the master of the group", address=master_address(state))
+        return NotMaster("this node is not the master of the group", address=master_address(state, now))
     if not rules.has_lease(state, now):
         return no_lease()
     if not mastery.is_loaded or mastery.start is None:
@@ -146,13 +147,24 @@ def may_read(state: State, now: float, rules: Rules = RULES) -> bool:
     return rules.may_read(state, now)
 
 
-def master_address(state: State) -> str | None:
-    """Where clients should go; None while nobody is known to act."""
+def master_address(state: State, now: float) -> str | None:
+    """Where clients should go; None while nobody is known to act: there is no master, or nothing is heard of it.
+
+    A client that is sent to a master that is gone waits there for an answer that nobody gives, and misses the next one.
+    """
     record = state.record
     if record is None or record.master is None:
         return None
-    if record.master.log_id == state.me.log_id and state.mastery is None:
-        return None
+    if record.master.log_id == state.me.log_id:
+        if state.mastery is None:
+            return None
+    else:
+        following, heard_at = state.following, NEVER
+        has_answered = following is not None and following.phase is not Phase.ASKED
+        if following is not None and has_answered and following.master == record.master.log_id:
+            heard_at = following.heard_at
+        if now - max(heard_at, state.record_at) > state.timing.named_for:
+            return None
     member = record.members.get(record.master.log_id)
     return member.address if member is not None else None
 

@@ -64,6 +64,7 @@ class GroupDriver:
         self._log_door = LogDoor(self._log, doors.folder.epoch_file, me, doors.log_clock)
         self._ticker: asyncio.TimerHandle | None = None
         self._sync_due: asyncio.TimerHandle | None = None
+        self._asking: set[asyncio.Future[None]] = set()  # who wait to be told who acts as master
         self._left: asyncio.Future[None] | None = None  # done when this node is out of in_sync, as it asked
         self._work = Work(me.group_id, self.fail)
         self.failed: str | None = None
@@ -155,6 +156,8 @@ class GroupDriver:
         if self.state.record is not before.record and self.state.record is not None:
             self.peers.keep(self.state.record.in_sync - {self.me.log_id})
         self._settle()
+        if self._asking and self._is_master_named:
+            self._answer_asking()
         if before.role is not self.state.role:
             log.info("group %s: %s -> %s", self.me.group_id, before.role.value, self.state.role.value)
 
@@ -245,7 +248,7 @@ class GroupDriver:
             return None
         if state.record is None and (why := self._coordination.unknown) is not None:
             return why
-        if core.master_address(state) is None:
+        if core.master_address(state, self._now()) is None:
             return "no replica acts as master"
         return "the master has not answered yet"
 
@@ -311,8 +314,40 @@ class GroupDriver:
         if self.failed is not None:
             raise Unavailable(f"this replica takes no part in its group: {self.failed}")
 
+    @property
+    def _is_master_named(self) -> bool:
+        if self.failed is not None:
+            return True
+        if self.state.role is Role.MASTER:
+            return self.is_settled
+        return core.master_address(self.state, self._now()) is not None
+
+    def _answer_asking(self) -> None:
+        asking, self._asking = self._asking, set()
+        for each in asking:
+            if not each.done():
+                each.set_result(None)
+
+    async def until_master_named(self, within_s: float) -> None:
+        """Return when it is known who acts as master (this node: once it takes writes), or after that time.
+
+        Clients are told then, and not that nobody is: they need not ask again and again through an election.
+        """
+        if self._is_master_named:
+            return
+        named: asyncio.Future[None] = self._loop.create_future()
+        self._asking.add(named)
+        try:
+            async with asyncio.timeout(within_s):
+                await named
+        except TimeoutError:
+            pass
+        finally:
+            self._asking.discard(named)
+
     def not_master(self) -> FirnError:
-        return NotMaster("this node is not the master of the group", address=core.master_address(self.state))
+        address = core.master_address(self.state, self._now())
+        return NotMaster("this node is not the master of the group", address=address)
 
     def hurry(self) -> None:
         self._syncer.request()

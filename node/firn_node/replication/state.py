@@ -129,6 +129,10 @@ class Timing:
         return self.lease_ttl / 3  # a Hello without an answer
 
     @property
+    def named_for(self) -> float:
+        return self.lease_ttl / 3  # a master of which nothing was heard: three heartbeats, two renewals
+
+    @property
     def silent_after(self) -> float:
         return (
             self.lease_ttl

@@ -36,6 +36,7 @@ from firn_node.server.budget import Budget
 from firn_node.server.context import Context, ServedBroker, ServerSettings
 from firn_node.server.door import Door
 from firn_node.server.guarded import Proof, admit, note_admin, proof_of, too_long
+from firn_node.server.masters import named
 from firn_node.server.params import Call, Query
 from firn_node.server.routes import Router
 
@@ -208,8 +209,8 @@ async def handle(context: Context, request: web.BaseRequest) -> web.StreamRespon
             admit(request, route, call)
         response = await route.handler(context, call)
     except FirnError as error:
-        failure = error
-        response = error_answer(request, error)
+        failure = await named(context, error)
+        response = error_answer(request, failure)
     except ConnectionError:
         raise  # the peer has gone: there is nobody to answer
     except Exception:

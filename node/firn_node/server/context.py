@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from firn_node.plans.upload import Upload
     from firn_node.rebuild.source import Source
     from firn_node.replication.doors.peers import Peers
+    from firn_node.replication.driver import GroupDriver
     from firn_node.security.guard import Guard
     from firn_node.server.door import Door
 
@@ -43,6 +44,7 @@ class ServedBroker(Protocol):
 
     settings: BrokerSettings
     metrics: Counter[str]
+    group: "GroupDriver | None"
 
     @property
     def default_min_in_sync(self) -> int: ...

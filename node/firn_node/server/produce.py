@@ -16,6 +16,7 @@ from firn.batch import HEADER_BYTES, MAGIC, VERSION, Buffer, header_crc
 from firn.errors import FirnError, Invalid, Unavailable
 from firn_node.engine.api import Appended, Outcome
 from firn_node.server.context import Context
+from firn_node.server.masters import masterless, refuse_named
 
 log = logging.getLogger("firn.server")
 
@@ -192,20 +193,30 @@ class Producing:
         self, group: list[Produced]
     ) -> "tuple[Sequence[Outcome] | FirnError, Awaitable[None] | None]":
         """Outcomes, or why there are none; and what must be awaited before they are told. Never raises."""
-        begin, first = self._context.broker.begin_produce, group[0]
+        first = group[0]
         if first.fault is not None:
             return first.fault, None
+        found: Sequence[Outcome] | FirnError
+        durable: Awaitable[None] | None = None
         try:
-            if len(group) == 1:
-                return begin(first.data, conditions=first.conditions)
-            conditions: list[int | None] | None = None
-            if any(message.conditions is not None for message in group):
-                conditions = []
-                for message in group:
-                    conditions += message.conditions or [None] * (message.batches or 0)
-            return begin(bytearray().join(message.data for message in group), conditions=conditions)
+            found, durable = self._begin(group)
         except Exception as error:
-            return self._failure(error), None
+            found = self._failure(error)
+        if durable is None and (refusal := masterless(found)) is not None:
+            durable = refuse_named(self._context, refusal)
+        return found, durable
+
+    def _begin(self, group: list[Produced]) -> "tuple[Sequence[Outcome], Awaitable[None] | None]":
+        """Errors: of every kind: nothing was appended."""
+        begin, first = self._context.broker.begin_produce, group[0]
+        if len(group) == 1:
+            return begin(first.data, conditions=first.conditions)
+        conditions: list[int | None] | None = None
+        if any(message.conditions is not None for message in group):
+            conditions = []
+            for message in group:
+                conditions += message.conditions or [None] * (message.batches or 0)
+        return begin(bytearray().join(message.data for message in group), conditions=conditions)
 
     def _failure(self, error: Exception) -> FirnError:
         """What to answer in the place of outcomes. One without a class of ours is logged and counted."""
