@@ -261,15 +261,17 @@ def _plan_deletion(state: ClusterState) -> Plan:
             plan.waits.append("the volumes go before the records that describe them")
             return plan
         plan.actions += [
-            Delete(LEASE, group.name, "its record goes with the volumes") for group in state.groups
+            Delete(LEASE, group.name, "its record goes with the volumes")
+            for group in state.groups
+            if group.has_lease and not group.has_foreign_lease
         ]
     plan.actions += [
         Delete(GROUP, group.name, "the cluster is being deleted")
         for group in state.groups
         if group.resource is not None
     ]
-    if not spec.is_insecure:
-        name = reviewer_name(spec.namespace, spec.name)
+    name = reviewer_name(spec.namespace, spec.name)
+    if ("ClusterRoleBinding", name) in state.owned:
         plan.actions.append(Delete(CLUSTER_ROLE_BINDING, name, "the cluster is being deleted"))
     left = tuple(each for each in spec.id.finalizers if each != CLUSTER_FINALIZER)
     plan.actions.append(

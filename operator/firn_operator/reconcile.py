@@ -128,7 +128,9 @@ class Reconciler:
             secrets = await self._secrets.read(namespace, names)
             bindings = await self._secrets.bindings([reviewer_name(namespace, name)])
         foreign = tuple(each for each, secret in sorted(secrets.items()) if cluster_of(secret) != name)
-        leases = {} if spec.id.is_deleting else await self._leases(spec)
+        if spec.id.is_deleting and not spec.is_insecure:
+            bindings = await self._secrets.bindings([reviewer_name(namespace, name)])
+        leases = await (self._leases_left(spec) if spec.id.is_deleting else self._leases(spec))
         lost = {} if spec.id.is_deleting else await self._volumes.lost(namespace, name)
         records = {} if spec.id.is_deleting else await record_troubles(self._kube, self.cache, spec)
         return observe_cluster(
@@ -142,6 +144,17 @@ class Reconciler:
             foreign=foreign,
             records=records,
         )
+
+    async def _leases_left(self, spec: ClusterSpec) -> dict[str, str | None]:
+        """Of a cluster that takes its records along: whose the Leases of its groups are."""
+        if spec.keeps_volumes:
+            return {}
+        names = [group_name(spec.name, number) for number in range(spec.groups)]
+        leases = [await self._kube.get(LEASE, spec.namespace, name) for name in names]
+        return {
+            name: None if lease is None else cluster_of(lease) or ""
+            for name, lease in zip(names, leases, strict=True)
+        }
 
     async def _leases(self, spec: ClusterSpec) -> dict[str, str | None]:
         """Of groups that have no BrokerGroup: whose their Lease is; their claims are put into the cache.
