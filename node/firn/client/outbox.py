@@ -41,7 +41,7 @@ from firn.errors import FirnError, SequenceGap, Timeout
 from firn.limits import UNACKNOWLEDGED_BATCHES_MAX
 
 BACK_OFF_S = 0.05
-BACK_OFF_MAX_S = 2.0
+BACK_OFF_MAX_S = 0.5  # what a failover may take longer because a producer waits
 
 
 @dataclass(slots=True, eq=False)

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 BACK_OFF_S = 0.05
-BACK_OFF_MAX_S = 1.0
+BACK_OFF_MAX_S = 0.5  # what a failover may take longer because a client waits
 CONNECT_TIMEOUT_S = 5.0
 CONNECT_ONE_OF_MANY_S = 2.0  # another one may be the master by then
 AT_MASTER_S = 10.0  # reads for any replica stay so long at the master, once one was not far enough
