@@ -58,18 +58,19 @@ class Round:
 
 @dataclass
 class Watcher:
-    """The moments at which the Lease changes, seen from outside."""
+    """When the Lease was last renewed by the master that is lost, and when it named the next one; seen from outside."""
 
     shop: Shop
     renewed_at: float = 0.0
     master: str = ""
     elected_at: float = 0.0
-    _epoch: int = 0
+    _epoch: int = 0  # of the one that is lost
     _version: int = 0
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
 
     def start(self) -> None:
+        self._epoch = self.shop.epoch()
         self._look()
         self._thread = threading.Thread(target=self._run, name="watcher")
         self._thread.start()
@@ -90,8 +91,8 @@ class Watcher:
         self._version = record["version"]
         if record["epoch"] == self._epoch:
             self.renewed_at = now
-        elif record.get("master"):
-            self._epoch, self.elected_at = record["epoch"], now
+        elif record.get("master") and not self.master:
+            self.elected_at = now
             self.master = record["members"][record["master"]["log_id"]]["node"]
 
 
