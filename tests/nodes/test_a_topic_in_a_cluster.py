@@ -33,6 +33,7 @@ def test_a_pod_writes_and_reads_by_the_token_of_its_own_account(shop: Shop) -> N
     )
     found = shop.cluster.kubectl("exec", "-n", shop.space, "reader", "--", "firn", "get", TOPIC, "inside")
     assert found.strip() == "1"
+    shop.cluster.kubectl("delete", "-n", shop.space, "pod/reader")
 
 
 def test_a_cluster_that_is_only_given_is_written_to_by_forwarded_ports(
@@ -146,9 +147,8 @@ def test_a_drain_of_the_masters_node_hands_over_first(shop: Shop) -> None:
     node = shop.node_of(before)
     with shop.load() as load:
         try:
-            shop.cluster.kubectl(
-                "drain", node.name, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=120s"
-            )
+            what = ["--ignore-daemonsets", "--delete-emptydir-data", "--force"]  # pods of other tests, too
+            shop.cluster.kubectl("drain", node.name, *what, "--timeout=120s")
             assert shop.master() != before
             load.until_more()
         finally:
