@@ -145,12 +145,15 @@ def test_nobody_may_exec_or_list_secrets_or_anything_at_all() -> None:
                 assert not {"list", "watch"} & set(rule["verbs"]), rule
             assert not {"escalate", "impersonate"} & set(rule["verbs"]), rule
             if "bind" in rule["verbs"]:
-                assert rule["resourceNames"] == ["firn-broker"], rule
+                assert rule["resourceNames"] == ["firn-broker", "firn-spark"], rule
 
 
 def test_with_namespaces_what_is_namespaced_is_granted_there_alone() -> None:
     text = render(RENDERS["two-namespaces"])
-    everywhere = {resource for rule in rules(text, "ClusterRole") for resource in rule["resources"]}
+    bound = {o["roleRef"]["name"] for o in objects(text) if o["kind"] == "ClusterRoleBinding"}
+    assert "firn-spark" not in bound  # the operator binds it in the namespace of each run
+    wide = [o for o in objects(text) if o["kind"] == "ClusterRole" and o["metadata"]["name"] != "firn-spark"]
+    everywhere = {resource for role in wide for rule in role["rules"] for resource in rule["resources"]}
     assert everywhere <= {"nodes", "persistentvolumes", "tokenreviews", "clusterrolebindings", "clusterroles"}
     roles = [o for o in objects(text) if o["kind"] == "Role" and o["metadata"]["name"] == "firn-operator"]
     assert [role["metadata"]["namespace"] for role in roles] == ["shop", "news"]
