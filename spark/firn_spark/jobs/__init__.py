@@ -1,0 +1,1 @@
+"""What the jobs around forced compaction share: options, reports, the map of a topic, tasks."""

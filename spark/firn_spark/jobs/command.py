@@ -1,0 +1,217 @@
+"""What every job has as a command: its common options, its Spark session, how it ends.
+
+``python -m firn_spark.NAME`` and, by spark-submit, ``$(python -m firn_spark script) NAME`` are the same command. Exit
+codes: 0 done; 1 failed, or found what must not be, with one sentence on stderr; 2 wrong usage.
+"""
+
+import argparse
+import json
+import logging
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+import yaml
+
+from firn import errors
+from firn.cli.running import DEFAULT_BROKER, DEFAULT_TIMEOUT, sentence_of
+from firn.errors import FirnError, Invalid
+from firn.topicspec import check_topic_name
+from firn.units import duration_ms
+from firn_spark.connection import Connection
+from firn_spark.jobs import kubejob
+from firn_spark.jobs.report import Report, print_table_of
+from firn_spark.session import check_here, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+_RAISED_IN_TASK = re.compile(r"firn\.errors\.(\w+): (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
+_ADDRESS = re.compile(r"[^,:\s]+(:[^,:\s]+)*:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run of a job: where the brokers are, what was asked for, and Spark."""
+
+    spark: "SparkSession"
+    connection: Connection
+    asked: argparse.Namespace
+
+
+def parser(name: str, summary: str) -> argparse.ArgumentParser:
+    """A parser that knows what all jobs take; the job adds its own."""
+    made = argparse.ArgumentParser(f"firn_spark.{name}", description=summary, allow_abbrev=False)
+    made.set_defaults(job=name)
+    group = made.add_argument_group("all jobs")
+    group.add_argument(
+        "--bootstrap", metavar="HOST:PORT[,...]", type=_addresses, default=None,
+        help=f"where the brokers are, as the executors reach them; else $FIRN_BROKER, else {DEFAULT_BROKER}",
+    )  # fmt: skip
+    group.add_argument(
+        "--tls-ca", metavar="FILE|system", help="speak TLS with brokers whose certificate this CA signed"
+    )
+    group.add_argument("--tls-cert", metavar="FILE", help="the job's own certificate")
+    group.add_argument("--tls-key", metavar="FILE", help="its key")
+    group.add_argument(
+        "--token-file", metavar="FILE", help="holds a bearer token; files are read on each executor"
+    )
+    group.add_argument(
+        "--timeout", metavar="DURATION", type=_duration, default=DEFAULT_TIMEOUT, help="bounds each request (30s)"
+    )  # fmt: skip
+    group.add_argument(
+        "--master", metavar="URL", help="where Spark runs; else what spark-submit says, else local[*]"
+    )
+    group.add_argument(
+        "--conf", metavar="KEY=VALUE", action="append", default=[], type=_setting, help="a setting of Spark, repeatable"
+    )  # fmt: skip
+    group.add_argument(
+        "-o", "--output", choices=("json", "table"), default="table", help="json: one object on stdout"
+    )
+    kubejob.add_options(made)
+    return made
+
+
+def run(made: argparse.ArgumentParser, work: Callable[[Job], Report], arguments: Sequence[str] | None) -> int:
+    """Parse, work, report: the exit code. Wrong usage leaves by SystemExit(2).
+
+    Effects: a Spark session that was there before stays; one that was made here is stopped.
+    """
+    given = sys.argv[1:] if arguments is None else arguments
+    asked = made.parse_args(given)
+    if asked.print_job:
+        print(yaml.safe_dump(kubejob.job_of(asked, given), sort_keys=False), end="")
+        return 0
+    try:
+        report = _worked(asked, work)
+    except FirnError as error:
+        return _failed(made.prog, sentence_of(error))
+    except OSError as error:
+        return _failed(made.prog, sentence_of(error))
+    except KeyboardInterrupt:
+        return 130
+    except Exception as error:  # the rim of the process: one sentence for people, the story on request
+        if os.environ.get("FIRN_DEBUG"):
+            raise
+        return _failed(made.prog, _sentence_of_spark(error))
+    if asked.output == "json":
+        print(json.dumps(report.document, ensure_ascii=False, separators=(",", ":")), flush=True)
+    else:
+        print_table_of(report)
+    return _failed(made.prog, report.failure) if report.failure else 0
+
+
+def _worked(asked: argparse.Namespace, work: Callable[[Job], Report]) -> Report:
+    check_here()
+    from pyspark.sql import SparkSession
+
+    connection = Connection(
+        bootstrap=asked.bootstrap or _addresses_of_environment(),
+        tls_ca=asked.tls_ca, tls_cert=asked.tls_cert, tls_key=asked.tls_key, token_file=asked.token_file,
+        timeout=duration_ms(asked.timeout) / 1000,
+    )  # fmt: skip
+    before = SparkSession.getActiveSession()
+    if before is not None:
+        return work(Job(before, connection, asked))
+    signal.signal(signal.SIGTERM, _stop)  # so that Spark is stopped, and with it the executors
+    logging.getLogger("py4j").setLevel(logging.ERROR)
+    title = " ".join(("firn", asked.job, *([asked.topic] if "topic" in asked else [])))
+    spark = session(title, master=asked.master, conf={**_quiet(asked), **dict(asked.conf)})
+    try:
+        return work(Job(spark, connection, asked))
+    finally:
+        spark.stop()
+
+
+def _quiet(asked: argparse.Namespace) -> dict[str, str]:
+    """Settings of a Spark on this machine: what goes wrong there is in the one sentence at the end."""
+    is_elsewhere = asked.master is not None or "PYSPARK_SUBMIT_ARGS" in os.environ
+    return {} if is_elsewhere or os.environ.get("FIRN_DEBUG") else {"spark.log.level": "FATAL"}
+
+
+def say(line: str) -> None:
+    """A line of progress, for people: stdout is the report's."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def topic_name(text: str) -> str:
+    """An argument that names a topic."""
+    return _argument(check_topic_name, text)
+
+
+def count(text: str) -> int:
+    """An argument that is a whole number above 0."""
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number of 1 or more")
+    return int(text)
+
+
+def raised_in_task(error: BaseException) -> FirnError | None:
+    """firn's own error behind one of Spark's; None when something else went wrong."""
+    found = _RAISED_IN_TASK.findall(str(error))
+    if not found:
+        return None
+    name, message = found[-1]
+    kind = getattr(errors, name, FirnError)
+    return kind(message) if isinstance(kind, type) and issubclass(kind, FirnError) else FirnError(message)
+
+
+def _sentence_of_spark(error: BaseException) -> str:
+    ours = raised_in_task(error)
+    if ours is not None:
+        return sentence_of(ours)
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return f"{type(error).__name__}: {first}; run again with FIRN_DEBUG=1 for the whole story"
+
+
+def _failed(prog: str, sentence: str) -> int:
+    sys.stdout.flush()
+    print(f"{prog}: {sentence}", file=sys.stderr, flush=True)
+    return 1
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    sys.exit(128 + number)
+
+
+def _addresses_of_environment() -> str:
+    text = os.environ.get("FIRN_BROKER") or DEFAULT_BROKER
+    try:
+        return _addresses(text)
+    except argparse.ArgumentTypeError as error:
+        raise Invalid(f"$FIRN_BROKER: {error}") from None
+
+
+def _addresses(text: str) -> str:
+    for address in text.split(","):
+        port = address.rpartition(":")[2]
+        if not _ADDRESS.fullmatch(address.strip()) or not 0 < int(port) < 65536:
+            raise argparse.ArgumentTypeError(
+                f"{address.strip()!r} is not an address; write HOST:PORT[,HOST:PORT...]"
+            )
+    return text
+
+
+def _duration(text: str) -> str:
+    if _argument(duration_ms, text) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected more than 0s")
+    return text
+
+
+def _setting(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.startswith("spark."):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected spark.SOMETHING=VALUE")
+    return name, value
+
+
+def _argument(parse: Callable[[str], T], text: str) -> T:
+    try:
+        return parse(text)
+    except Invalid as error:
+        raise argparse.ArgumentTypeError(error.message) from None

@@ -1,0 +1,1 @@
+"""The one file that spark-submit is given, alone in its folder."""

@@ -1,0 +1,105 @@
+"""The jobs as commands: what they take, what they print, how they end."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+from jobs_kit import run_job
+
+from firn_node.demo.process import BrokerProcess
+from firn_spark import __main__ as jobs
+from firn_spark import audit, erase, load, snapshot
+from firn_spark.jobs.report import key_text, keys_text
+
+ALL = {"snapshot": snapshot, "load": load, "audit": audit, "erase": erase}
+NEEDED = {
+    "snapshot": ["t", "/data/s"], "load": ["/data/s", "t"], "audit": ["t"], "erase": ["t", "--where", "true"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--bootstrap", "nowhere"], "'nowhere' is not an address"),
+        (["--bootstrap", "a:1,b:99999"], "'b:99999' is not an address"),
+        (["--timeout", "0s"], "expected more than 0s"),
+        (["--timeout", "fast"], "is not a duration"),
+        (["--conf", "driver.memory=1g"], "expected spark.SOMETHING=VALUE"),
+        (["-o", "yaml"], "invalid choice"),
+        (["--nonsense"], "unrecognized arguments"),
+    ],
+)
+def test_wrong_usage_ends_with_2_and_says_what_was_expected(
+    name: str, arguments: list[str], said: str, capsys: Any
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        ALL[name].main([*NEEDED[name], *arguments])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+
+
+def test_no_broker_ends_with_1_and_one_sentence(spark: Any, capsys: Any) -> None:
+    assert audit.main(["t", "--bootstrap", "127.0.0.1:1", "--timeout", "1s"]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if line.startswith("firn_spark.audit: ")] == lines[-1:]
+    assert "127.0.0.1:1" in lines[-1]
+
+
+def test_an_absent_topic_ends_with_1_and_is_named(
+    spark: Any, broker: BrokerProcess, topic: str, capsys: Any
+) -> None:
+    for name, module in ALL.items():
+        if name != "load":
+            arguments = [topic if argument == "t" else argument for argument in NEEDED[name]]
+            assert run_job(module.main, broker.address, *arguments) == 1, name
+            assert topic in capsys.readouterr().err, name
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_printed_job_runs_the_same_command_under_restricted_rules(name: str, capsys: Any) -> None:
+    given = [
+        *NEEDED[name],
+        "--print-job",
+        "--cluster=shop",
+        "--image",
+        "i:1",
+        "--volume",
+        "claim",
+        "-o",
+        "json",
+    ]
+    assert ALL[name].main(given) == 0
+    job = yaml.safe_load(capsys.readouterr().out)
+    pod = job["spec"]["template"]["spec"]
+    driver = pod["containers"][0]
+    assert driver["command"] == ["python", "-m", f"firn_spark.{name}"]
+    assert driver["args"] == [*NEEDED[name], "-o", "json", "--master", "local[*]"]
+    assert {"name": "FIRN_BROKER", "value": "shop-bootstrap:7700"} in driver["env"]
+    assert driver["image"] == "i:1"
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert driver["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert {"name": "data", "persistentVolumeClaim": {"claimName": "claim"}} in pod["volumes"]
+    assert (job["spec"]["backoffLimit"] == 0) == (name == "load")
+
+
+def test_the_jobs_have_names_and_spark_submit_a_file_beside_which_no_module_is_shadowed(capsys: Any) -> None:
+    assert jobs.main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in ALL)
+    assert jobs.main(["none"]) == 2
+    assert "no job is called 'none'" in capsys.readouterr().err
+    assert jobs.main(["script"]) == 0
+    script = capsys.readouterr().out.strip()
+    done = subprocess.run(
+        [sys.executable, script, "audit", "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: firn_spark.audit")
+
+
+def test_keys_are_shown_as_text_or_as_hex() -> None:
+    assert [key_text(key) for key in (b"a b", b"", b"\xff\x00", b"a\n")] == ["a b", "", "0xff00", "0x610a"]
+    assert keys_text([b"a", b""], 5) == "a, '' and 3 more"
