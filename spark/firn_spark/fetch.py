@@ -127,7 +127,7 @@ class Link:
             try:
                 with closing(self._pages(asked, target)) as found:
                     for page in found:
-                        asked = replace(asked, start=max(asked.start, page.next_offset))
+                        asked = replace(asked, start=max(asked.start, page.next_offset), since=page.since)
                         yield _before(page, asked.end)
             except BadOffset:  # a standby that has not come as far as this range begins
                 if asked.read_from == "master":

@@ -166,7 +166,7 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 def stream_options(options: Mapping[str, str]) -> ReadOptions:
     """Errors: Invalid, naming the option."""
     given = Given(options, STREAM, "stream read")
-    return ReadOptions(
+    found = ReadOptions(
         connection=given.connection(),
         topic=given.topic(),
         view=given.choice("view", ("compacted", "raw")),
@@ -175,6 +175,12 @@ def stream_options(options: Mapping[str, str]) -> ReadOptions:
         read_from=given.choice("readFrom", ("master", "any")),
         records_per_trigger=given.count("maxRecordsPerTrigger"),
     )
+    if found.read_from == "any" and found.view == "compacted":
+        raise Invalid(
+            "option readFrom: a stream of the compacted view is read from the master; another replica may have compacted "
+            "less, and show records whose tombstones the next one has dropped"
+        )
+    return found
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:

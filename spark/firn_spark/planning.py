@@ -7,6 +7,7 @@ retention removes it.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -15,11 +16,20 @@ from firn.client.cursor import Cursor
 from firn.client.feed import Source, read_page
 from firn.client.routes import Target
 from firn.client.transport import path_of
-from firn.errors import BadOffset, Invalid, NotFound, OffsetExpired, SnapshotExpired, UnknownPartition
+from firn.errors import (
+    BadOffset,
+    FirnError,
+    Invalid,
+    NotFound,
+    OffsetExpired,
+    SnapshotExpired,
+    UnknownPartition,
+)
 from firn_spark.fetch import Link, Range
 from firn_spark.filters import Span, Wanted
 from firn_spark.options import EARLIEST, LATEST, Position, Positions, ReadOptions
 
+Document = dict[str, Any]
 AT_ONCE = 32  # partitions asked for their bounds
 US_OF_MS = 1000
 
@@ -60,24 +70,39 @@ async def _plan(link: Link, options: ReadOptions, wanted: Wanted) -> Plan:
     target = await link.target(options.topic)
     chosen = [p for p in range(target.partitions) if wanted.partition.low <= p <= wanted.partition.high]
     check_partitions(options, target.partitions)
-    snapshot, lease, ends = options.snapshot, None, None
-    if options.view == "compacted":
-        if snapshot is None:
-            found = await _opened(target, options.topic)
-            snapshot = ",".join(str(document["id"]) for document in found)
-            lease = Lease(options.topic, snapshot, options.connection.options())
-        else:
-            found = await _renewed(target, options.topic, snapshot)
-        ends = {int(p): int(row["end"]) for document in found for p, row in document["partitions"].items()}
+    if options.view == "raw":
+        return await _planned(target, options, wanted, chosen, None)
+    if options.snapshot is not None:
+        found = await _renewed(target, options.topic, options.snapshot)
+        return await _planned(target, options, wanted, chosen, found)
+    found = await _opened(target, options.topic)
+    try:
+        planned = await _planned(target, options, wanted, chosen, found)
+    except BaseException:
+        await _close(target, options.topic, found)
+        raise
+    return replace(planned, lease=Lease(options.topic, _id(found), options.connection.options()))
+
+
+async def _planned(
+    target: Target,
+    options: ReadOptions,
+    wanted: Wanted,
+    chosen: Sequence[int],
+    pinned: Sequence[Document] | None,
+) -> Plan:
+    """The tasks. ``pinned``: the snapshot's documents, of the compacted view."""
+    snapshot, ends = None, None
+    if pinned is not None:
+        snapshot = _id(pinned)
+        ends = {int(p): int(row["end"]) for document in pinned for p, row in document["partitions"].items()}
     ranges = await _ranges(target, options, wanted, chosen, ends)
     ranges = [replace(found, snapshot=snapshot) for found in ranges if found.start < found.end]
     if options.bytes_per_task is not None:
         sizes = await _sizes(target, options.topic)
-        return Plan(
-            [(part,) for each in ranges for part in _sliced(each, sizes, options.bytes_per_task)], lease
-        )
+        return Plan([(part,) for each in ranges for part in _sliced(each, sizes, options.bytes_per_task)])
     step = options.partitions_per_task
-    return Plan([tuple(ranges[at : at + step]) for at in range(0, len(ranges), step)], lease)
+    return Plan([tuple(ranges[at : at + step]) for at in range(0, len(ranges), step)])
 
 
 def check_partitions(options: ReadOptions, partitions: int) -> None:
@@ -87,14 +112,32 @@ def check_partitions(options: ReadOptions, partitions: int) -> None:
             raise UnknownPartition(f"{options.topic}: partition {max(positions)}: the topic has {partitions}")
 
 
-async def _opened(target: Target, topic: str) -> list[dict[str, Any]]:
-    """A snapshot of each broker group's part."""
+def _id(pinned: Sequence[Document]) -> str:
+    return ",".join(str(document["id"]) for document in pinned)
+
+
+async def _opened(target: Target, topic: str) -> list[Document]:
+    """A snapshot of each broker group's part: of all of them, or of none."""
     path = path_of("topics", topic, "snapshots")
-    answers = await asyncio.gather(*(way.request("POST", path) for way in target.transports))
-    return [answer.document() for answer in answers]
+    asked = [way.request("POST", path) for way in target.transports]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    found = [None if isinstance(answer, BaseException) else answer.document() for answer in answers]
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            await _close(target, topic, found)
+            raise answer
+    return [document for document in found if document is not None]
 
 
-async def _renewed(target: Target, topic: str, snapshot: str) -> list[dict[str, Any]]:
+async def _close(target: Target, topic: str, pinned: Sequence[Document | None]) -> None:
+    """Give back what was opened; what cannot be given back ends by itself."""
+    for way, document in zip(target.transports, pinned, strict=True):
+        if document is not None:
+            with suppress(FirnError):
+                await way.request("DELETE", path_of("topics", topic, "snapshots", str(document["id"])))
+
+
+async def _renewed(target: Target, topic: str, snapshot: str) -> list[Document]:
     """What a snapshot holds. Errors: SnapshotExpired; Invalid for one of another number of broker groups."""
     ids = snapshot.split(",")
     if len(ids) != len(target.transports):

@@ -1,8 +1,9 @@
 """``spark.readStream.format("firn")``: offsets, their admission, and the ranges of a micro-batch.
 
 Offsets, in Spark's checkpoint: ``{"topic_id": 4096, "offsets": {"0": 17}, "since": {"0": 3}}``. ``since`` is there for
-the compacted view alone: the horizon that the stream began at (``firn.client.cursor``), by which a broker can tell that
-the stream has missed a tombstone. Horizons only grow, so it stays what it was.
+the compacted view alone: the least horizon that the stream has met (``firn.client.cursor``), by which a broker can tell
+that the stream has missed a tombstone. A broker's horizon only grows, but a new master's may lie below that of the one
+before: then the stream meets records again that were superseded there, and has to meet their tombstones.
 
 A micro-batch of the raw view is the records between two offsets, the same whenever it is repeated. Of the compacted
 view a repeated one may lack rows that were superseded meanwhile; a later one has the newer ones.
@@ -88,13 +89,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     f"earliest is {earliest}",
                     earliest=earliest,
                 )
+        since = {p: min(known, bounds[p].horizon) for p, known in before.since.items()}
         ends = {p: known.end for p, known in bounds.items()}
         if self._last is not None:
             ends = {p: min(end, self._last[p]) for p, end in ends.items()}
         ends = {p: max(offset, ends[p]) for p, offset in before.offsets.items()}
         if isinstance(limit, ReadMaxRows):
             ends = admitted(before.offsets, ends, limit.max_rows)
-        return Offsets(topic_id, ends, before.since).document()
+        return Offsets(topic_id, ends, since).document()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         most = self._options.records_per_trigger

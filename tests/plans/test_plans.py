@@ -12,6 +12,8 @@ from firn.errors import AlreadyUploaded, Invalid, NotFound, UnknownPlan
 from firn.survivors import survivors
 from firn_node.disk import RealDisk
 from firn_node.dump import read_any
+from firn_node.engine.scheduler import Scheduler
+from firn_node.plans import plans
 
 
 async def filled(kit: Kit, *, records: int = 300, keys: int = 20, seed: int = 1, **spec: object) -> None:
@@ -297,5 +299,47 @@ def test_a_key_index_whose_checksum_is_wrong_is_made_anew_and_agrees(tmp_path):
             await map_all(kit, plan)
             found = (await ended(kit))["partitions"][0]
             assert (found["state"], found["compared"]) == ("done", 300)
+
+    run(go())
+
+
+def test_a_plan_of_more_slices_than_anybody_can_list_is_refused_and_says_what_would_do(tmp_path, monkeypatch):
+    async def go():
+        async with running(tmp_path) as kit:
+            await kit.create()
+            await kit.put("t", [(b"k%d" % n, b"v") for n in range(30)])
+            monkeypatch.setattr(plans, "SLICES_MAX", 10)
+            with pytest.raises(Invalid, match="30 slices of 1; at most 10, so say slice_records 3 or more"):
+                await open_plan(kit, slice_records=1)
+            assert len((await open_plan(kit, slice_records=3))["partitions"][0]["missing"]) == 10
+
+    run(go())
+
+
+def test_a_plan_from_before_accepted_data_loss_that_ends_late_does_not_replace_the_one_of_now(
+    tmp_path, monkeypatch
+):
+    async def go():
+        async with running(tmp_path) as kit:
+            await filled(kit)
+            work, may_work = Scheduler._compact, asyncio.Event()
+
+            async def held(scheduler, works, is_cancelled):
+                await may_work.wait()
+                await work(scheduler, works, is_cancelled)
+
+            monkeypatch.setattr(Scheduler, "_compact", held)
+            before = await open_plan(kit)
+            await map_all(kit, before)
+            while kit.broker.parts.plans._running is None:
+                await asyncio.sleep(0.001)
+            (stale,) = kit.broker.parts.plans._plans.values()
+            monkeypatch.setattr(type(kit.broker.parts.commits), "forced_epoch", 7)
+            now = await open_plan(kit)
+            assert now["id"] != before["id"]
+            may_work.set()
+            while stale.is_open or kit.broker.parts.plans._running is not None:
+                await asyncio.sleep(0.001)
+            assert [plan.id for plan in kit.broker.parts.plans.folder.load()] == [now["id"]]
 
     run(go())

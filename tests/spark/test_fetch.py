@@ -2,6 +2,7 @@
 
 import pickle
 import random
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -9,10 +10,11 @@ import pytest
 from spark_kit import records_of, written
 
 from firn.client.blocking import Client
-from firn.errors import SnapshotExpired, Unavailable, UnknownTopic
+from firn.client.cursor import Page
+from firn.errors import BadOffset, SnapshotExpired, Unavailable, UnknownTopic
 from firn_spark.columns import arrow_schema
 from firn_spark.connection import Connection
-from firn_spark.fetch import Range, pages, read
+from firn_spark.fetch import Link, Range, pages, read
 
 SEEDS = [1, 2, 3]
 
@@ -131,6 +133,30 @@ def test_a_range_and_its_connection_survive_pickling(connection: Connection) -> 
 def test_options_and_connection_say_the_same() -> None:
     given = Connection(bootstrap="a:1,b:2", tls_ca="ca.pem", token_file="token", timeout=4.5)
     assert Connection.of_options(given.options()) == given
+
+
+def test_a_read_that_goes_on_at_the_master_still_knows_the_least_horizon_that_it_has_met(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Range] = []
+
+    def of_feed(link: Link, part: Range, target: Any) -> Iterator[Page]:
+        asked.append(part)
+        if part.read_from == "any":
+            yield Page(partition=0, start=0, pieces=[], next_offset=10, since=3, size=0, horizon=3)
+            raise BadOffset("this standby has not come so far", end=10)
+        yield Page(partition=0, start=10, pieces=[], next_offset=20, since=3, size=0, horizon=50)
+
+    async def somewhere(link: Link, topic: str, topic_id: int | None = None) -> object:
+        return object()
+
+    monkeypatch.setattr(Link, "_pages", of_feed)
+    monkeypatch.setattr(Link, "target", somewhere)
+    whole = Range(topic="t", topic_id=1, partition=0, start=0, end=20, read_from="any")
+    list(pages(Connection(bootstrap="127.0.0.1:1"), whole))
+    assert [(part.start, part.since, part.read_from) for part in asked] == [
+        (0, None, "any"), (10, 3, "master"),
+    ]  # fmt: skip
 
 
 class TestFailures:

@@ -6,12 +6,15 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from spark_kit import frame_rows, map_of, records_of, written
 
 from firn.client.blocking import Client
-from firn.errors import InvariantBroken
+from firn.errors import Invalid, InvariantBroken
 from firn_spark.connection import Connection
-from firn_spark.streaming import Offsets, admitted
+from firn_spark.options import stream_options
+from firn_spark.planning import Bounds
+from firn_spark.streaming import Offsets, StreamReader, admitted
 
 
 class Stream:
@@ -120,6 +123,25 @@ def test_a_topic_made_anew_ends_a_stream_by_name(
     )
     with pytest.raises(StreamingQueryException, match="created anew"):
         query.awaitTermination(120)
+
+
+def test_a_new_master_that_has_compacted_less_lowers_what_the_stream_has_seen_of_tombstones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader = StreamReader(stream_options({"topic": "t"}))
+    horizons = iter([100, 40, 90])
+    monkeypatch.setattr(reader, "_bounds", lambda: (7, {0: Bounds(0, 200, next(horizons))}))
+    start = reader.initialOffset()
+    found = [start]
+    for _ in range(2):
+        found.append(reader.latestOffset(found[-1], ReadAllAvailable()))
+    assert [offsets["since"] for offsets in found] == [{"0": 100}, {"0": 40}, {"0": 40}]
+
+
+def test_a_stream_of_the_compacted_view_is_not_read_from_replicas_that_may_be_behind() -> None:
+    with pytest.raises(Invalid, match="readFrom"):
+        stream_options({"topic": "t", "readFrom": "any"})
+    assert stream_options({"topic": "t", "readFrom": "any", "view": "raw"}).read_from == "any"
 
 
 class TestAdmission:

@@ -31,6 +31,7 @@ from firn_node.plans.plan import Plan, PlannedPartition, PlanState
 from firn_node.plans.upload import Upload
 
 SLICE_RECORDS = 5_000_000  # a task that keeps so many keys in memory takes about 1 GiB
+SLICES_MAX = 4096  # of a partition: each is a task, a file, and a row of what is missing
 _AT_ONCE = 256  # partitions that are compacted together
 _OPENED_AT_ONCE = 32
 _AGAIN_S = 5.0
@@ -76,7 +77,8 @@ class Plans:
     async def open(self, topic: TopicInfo, *, run: str, slice_records: int) -> tuple[Plan, bool]:
         """The topic's open plan, the whole one of this ``run``, or a new one; and whether it is new.
 
-        *Effects*: durable on return. *Errors*: Invalid for an internal topic; those of opening a partition.
+        *Effects*: durable on return. *Errors*: Invalid for an internal topic or slices too small; those of opening a
+        partition.
         """
         if topic.name.startswith("__"):
             raise Invalid(f"topic {topic.name!r} is internal; its brokers compact it by themselves")
@@ -87,6 +89,8 @@ class Plans:
             ):
                 known.touched = self._now()
                 return known, False
+            if known is None and (stale := self._plans.get(topic.topic_id)) is not None and stale.is_open:
+                await self._drop(stale, "expired")
             parts = []
             for number in topic.partitions_in(self.core.group):
                 parts.append(await self._part(topic, number, slice_records))
@@ -115,6 +119,11 @@ class Plans:
         if not manifest.rows and plan_end <= manifest.horizon:
             result.state = "done"
         slices = -(-records // slice_records)
+        if slices > SLICES_MAX:
+            raise Invalid(
+                f"partition {number} of {topic.name!r} has {records} records: {slices} slices of {slice_records}; at most "
+                f"{SLICES_MAX}, so say slice_records {-(-records // SLICES_MAX)} or more"
+            )
         return PlannedPartition(number, plan_end, records, slices, result)
 
     def newest(self, topic: TopicInfo) -> Plan:

@@ -1,0 +1,81 @@
+"""What planning leaves behind when it fails: nothing."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from firn.errors import BadOffset, Unavailable
+from firn_spark.filters import Wanted
+from firn_spark.options import read_options
+from firn_spark.planning import _plan
+
+
+class Answer:
+    def __init__(self, found: dict[str, Any]) -> None:
+        self._found = found
+
+    def document(self) -> dict[str, Any]:
+        return self._found
+
+
+class Group:
+    """A broker group of one partition that holds snapshots."""
+
+    def __init__(self, partition: int, *, is_away: bool = False) -> None:
+        self.partition = partition
+        self.is_away = is_away
+        self.held: set[str] = set()
+
+    async def request(self, method: str, path: str) -> Answer:
+        if self.is_away:
+            raise Unavailable("nobody answers")
+        if method == "DELETE":
+            self.held.remove(path.rpartition("/")[2])
+            return Answer({})
+        id = f"s{self.partition}"
+        self.held.add(id)
+        return Answer({"id": id, "partitions": {str(self.partition): {"end": 5}}})
+
+
+class Brokers:
+    """A link, and the topic that it finds."""
+
+    topic_id = 7
+
+    def __init__(self, *transports: Group) -> None:
+        self.transports = transports
+        self.partitions = len(transports)
+
+    async def target(self, topic: str) -> "Brokers":
+        return self
+
+
+def planned(brokers: Brokers, **options: str) -> Any:
+    link: Any = brokers
+    return asyncio.run(_plan(link, read_options({"topic": "t", **options}), Wanted()))
+
+
+def test_a_snapshot_is_given_back_when_the_read_that_it_was_opened_for_is_refused() -> None:
+    brokers = Brokers(Group(0), Group(1))
+    with pytest.raises(BadOffset, match="offset 9 is past the end 5"):
+        planned(brokers, startingOffsets='{"1": 9}')
+    assert [group.held for group in brokers.transports] == [set(), set()]
+
+
+def test_a_snapshot_of_all_groups_but_one_is_given_back() -> None:
+    brokers = Brokers(Group(0), Group(1, is_away=True), Group(2))
+    with pytest.raises(Unavailable):
+        planned(brokers)
+    assert [group.held for group in brokers.transports] == [set(), set(), set()]
+
+
+def test_a_plan_names_the_snapshot_that_its_tasks_read_and_somebody_has_to_hold() -> None:
+    brokers = Brokers(Group(0), Group(1))
+    found = planned(brokers)
+    assert found.lease is not None
+    assert found.lease.id == "s0,s1"
+    assert [(part.partition, part.end, part.snapshot) for task in found.tasks for part in task] == [
+        (0, 5, "s0,s1"), (1, 5, "s0,s1"),
+    ]  # fmt: skip
+    assert [group.held for group in brokers.transports] == [{"s0"}, {"s1"}]
