@@ -46,7 +46,7 @@ class Stream:
             .start()
         )
         try:
-            query.awaitTermination(120)
+            query.awaitTermination(600)
             assert not query.isActive
         except StreamingQueryException:
             assert fail_at is not None
@@ -122,7 +122,7 @@ def test_a_topic_made_anew_ends_a_stream_by_name(
         .start()
     )
     with pytest.raises(StreamingQueryException, match="created anew"):
-        query.awaitTermination(120)
+        query.awaitTermination(600)
 
 
 def test_a_new_master_that_has_compacted_less_lowers_what_the_stream_has_seen_of_tombstones(
