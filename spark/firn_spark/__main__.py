@@ -11,6 +11,7 @@ JOBS = {
     "load": "Parquet files into a topic",
     "audit": "compare the compacted view with a map made anew from the raw view",
     "erase": "delete every key that a SQL condition finds",
+    "copy": "a topic into another one, with other partitions or other keys",
 }
 
 

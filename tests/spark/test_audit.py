@@ -1,6 +1,7 @@
 """The audit: it finds what is planted, finds nothing else, and says what it compared with."""
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from jobs_kit import Written, plant, run_job, told
 
 from firn.client.blocking import Client
 from firn_node.demo.process import BrokerProcess
-from firn_spark import audit
+from firn_spark import audit, snapshot
 
 
 @pytest.fixture
@@ -21,6 +22,14 @@ def own_broker(tmp_path: Path) -> Iterator[BrokerProcess]:
     made.start()
     yield made
     made.kill()
+
+
+def _retention_passes(client: Client, topic: str) -> None:
+    """Returns when every partition's raw view begins above 0."""
+    until = time.monotonic() + 60
+    while not all(p["earliest"] for p in client.describe(topic)["partitions"]):
+        assert time.monotonic() < until, client.describe(topic)
+        time.sleep(0.05)
 
 
 def test_a_sound_topic_has_no_difference(
@@ -56,3 +65,30 @@ def test_a_value_and_a_key_that_were_changed_on_disk_are_found_and_named(
     found = {(d["key"], d["kind"]) for d in json.loads(printed.out)["first"]}
     assert found == {("key-0123", "different"), ("key-0077", "missing"), ("key-XX77", "resurrected")}
     assert "differs in 3 keys" in printed.err
+
+
+def test_where_the_raw_view_no_longer_starts_at_0_an_earlier_snapshot_is_needed_and_enough(
+    spark: Any, own_broker: BrokerProcess, tmp_path: Path, capsys: Any
+) -> None:
+    address = own_broker.address
+    with Client(address) as client:
+        client.create_topic("t", partitions=2, retention={"size": "1"})
+        client.create_topic("other")
+        written = Written(client, "t", seed=12)
+        for _ in range(10):  # batches of both partitions in every segment of the commit log
+            written.write(200, keys=400)
+        client.compact("t", force=True, wait=True)
+        assert run_job(snapshot.main, address, "t", tmp_path / "s", "-o", "json") == 0
+        told(capsys)
+        written.write(50, keys=400)
+        _retention_passes(client, "t")
+        assert run_job(audit.main, address, "t") == 1
+        assert "give --snapshot FOLDER" in capsys.readouterr().err
+        assert run_job(audit.main, address, "t", "--snapshot", tmp_path / "nothing") == 1
+        assert "no snapshot is there" in capsys.readouterr().err
+        assert run_job(audit.main, address, "other", "--snapshot", tmp_path / "s") == 1
+        assert "is a snapshot of t" in capsys.readouterr().err
+        assert run_job(audit.main, address, "t", "--snapshot", tmp_path / "s", "-o", "json") == 0
+        report = told(capsys)
+        assert report["keys"] == len(written.live)
+        assert all("raw view since" in p["source"] for p in report["partitions"])

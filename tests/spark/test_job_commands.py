@@ -10,12 +10,13 @@ from jobs_kit import run_job
 
 from firn_node.demo.process import BrokerProcess
 from firn_spark import __main__ as jobs
-from firn_spark import audit, erase, load, snapshot
+from firn_spark import audit, copy, erase, load, snapshot
 from firn_spark.jobs.report import key_text, keys_text
 
-ALL = {"snapshot": snapshot, "load": load, "audit": audit, "erase": erase}
+ALL = {"snapshot": snapshot, "load": load, "audit": audit, "erase": erase, "copy": copy}
 NEEDED = {
     "snapshot": ["t", "/data/s"], "load": ["/data/s", "t"], "audit": ["t"], "erase": ["t", "--where", "true"],
+    "copy": ["t", "u", "--checkpoint", "/data/c"],
 }  # fmt: skip
 
 
