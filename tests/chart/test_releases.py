@@ -44,7 +44,7 @@ def space(server: ApiServer) -> Iterator[str]:
         helm(server, name, "uninstall", "firn", "--ignore-not-found", "--wait")
         if definitions(server):
             server.kubectl("delete", "crd", *definitions(server))
-        server.kubectl("delete", "clusterrole", "firn-broker", "--ignore-not-found")
+        server.kubectl("delete", "clusterrole", "firn-broker", "firn-spark", "--ignore-not-found")
 
 
 def helm(server: ApiServer, space: str, *arguments: str) -> str:
