@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 from benchmarks.compared import RATE, Sizes
 from benchmarks.firn_broker import FirnBroker
@@ -25,16 +26,7 @@ def measure(work: Path, sizes: Sizes) -> list[Row]:
 
 
 def _reading(work: Path, sizes: Sizes) -> list[Row]:
-    broker = FirnBroker(work / "firn-spark")
-    broker.start()
-    try:
-        broker.create_topic(TOPIC, partitions=PARTITIONS)
-        common = {"address": broker.address, "topic": TOPIC, "records": sizes.spark_records}
-        run_child("firn_client:produce", **common, keys=sizes.spark_records // 5, value_bytes=100)
-        found = run_child("spark_client:read", **common)
-    finally:
-        broker.stop()
-        shutil.rmtree(work / "firn-spark", ignore_errors=True)
+    found = _measured(work, "read", sizes.spark_records, PARTITIONS)
     return [
         Row(f"Spark reads 100 B, {title}", RATE, Spread.of([found[name]]), note=note)
         for name, (title, note) in WAYS.items()
@@ -43,16 +35,21 @@ def _reading(work: Path, sizes: Sizes) -> list[Row]:
 
 def _compacting(work: Path, sizes: Sizes) -> Row:
     """A forced compaction of 10 partitions, its keys read and decided by Spark, written by the broker."""
-    broker = FirnBroker(work / "firn-spark")
-    broker.start()
-    try:
-        broker.create_topic(TOPIC, partitions=COMPACTED_PARTITIONS)
-        common = {"address": broker.address, "topic": TOPIC, "records": sizes.spark_compaction}
-        run_child("firn_client:produce", **common, keys=sizes.spark_compaction // 5, value_bytes=100)
-        found = run_child("spark_client:compact", **common)
-    finally:
-        broker.stop()
-        shutil.rmtree(work / "firn-spark", ignore_errors=True)
+    found = _measured(work, "compact", sizes.spark_compaction, COMPACTED_PARTITIONS)
     keys = f"{sizes.spark_compaction // 5:,} keys, {COMPACTED_PARTITIONS} partitions"
     note = f"target: 3 M/s or more with a driver of 1 GiB; {keys}"
     return Row("Spark compacts by force, 100 B", RATE, Spread.of([found["rate"]]), note=note)
+
+
+def _measured(work: Path, what: str, records: int, partitions: int) -> dict[str, Any]:
+    """What ``spark_client`` measures of a topic of so many records, a fifth as many keys, on a broker of its own."""
+    broker = FirnBroker(work / "firn-spark")
+    broker.start()
+    try:
+        broker.create_topic(TOPIC, partitions=partitions)
+        common = {"address": broker.address, "topic": TOPIC, "records": records}
+        run_child("firn_client:produce", **common, keys=records // 5, value_bytes=100)
+        return run_child(f"spark_client:{what}", **common)
+    finally:
+        broker.stop()
+        shutil.rmtree(work / "firn-spark", ignore_errors=True)

@@ -3,26 +3,10 @@
 from pathlib import Path
 
 from engine_kit import run
-from group_kit import BrokerGroup, Replica, broker_group
+from group_kit import Replica, broker_group, clean, filled
 
 from firn.client import Client
 from firn.topicspec import parse_spec
-
-
-def rows(replica: Replica) -> tuple[int, int]:
-    """The clean rows and the horizon of the topic's one partition."""
-    broker = replica.broker
-    state = broker.partitions.get(broker.topic("t"), 0).state
-    return state.clean_rows, state.horizon
-
-
-async def filled(group: BrokerGroup) -> Replica:
-    master = await group.until_master()
-    await master.broker.create_topic("t", parse_spec({"durability": {"minInSync": 1}}))
-    for number in range(30):
-        await master.kit.put("t", [(b"k%d" % (number % 5), b"%d" % number)])
-    await group.until_equal()
-    return master
 
 
 async def force(master: Replica) -> None:
@@ -38,13 +22,13 @@ def test_every_replica_compacts_when_the_master_is_asked_to_and_again_when_it_is
         async with broker_group(tmp_path, 3) as group:
             master = await filled(group)
             await force(master)
-            await group.until(lambda: all(rows(each) == (5, 30) for each in group.up), "all have compacted")
+            await group.until(lambda: all(clean(each) == (5, 30) for each in group.up), "all have compacted")
             await master.kit.put("t", [(b"k1", b"again")])
             await master.broker.update_topic("t", parse_spec({"durability": {"minInSync": 2}}))
             await group.until_equal()
-            assert all(rows(each) == (5, 30) for each in group.up), "a change of the spec asks for nothing"
+            assert all(clean(each) == (5, 30) for each in group.up), "a change of the spec asks for nothing"
             await force(master)
-            await group.until(lambda: all(rows(each) == (5, 31) for each in group.up), "all have again")
+            await group.until(lambda: all(clean(each) == (5, 31) for each in group.up), "all have again")
             assert (await group.maps("t", [b"k1"])) == [[b"again"]] * 3
 
     run(story())
@@ -60,7 +44,7 @@ def test_a_standby_that_was_away_compacts_when_it_is_back_and_none_does_at_a_mer
             await standby.stop()
             await force(master)
             await standby.start()
-            await group.until(lambda: rows(standby) == (5, 30), "it has compacted")
+            await group.until(lambda: clean(standby) == (5, 30), "it has compacted")
             await group.until_in_sync()
             for replica in (standby, master):
                 await replica.stop()
@@ -94,7 +78,7 @@ def test_a_replica_that_ends_while_it_compacts_does_so_when_it_is_back_and_only_
             await standby.stop()
             standby.changes = {}
             await standby.start()
-            await group.until(lambda: rows(standby) == (5, 30), "it has compacted")
+            await group.until(lambda: clean(standby) == (5, 30), "it has compacted")
             await standby.stop()
             await standby.start()
             await group.until(standby.broker.is_ready, "it follows its master")

@@ -4,26 +4,10 @@ from pathlib import Path
 
 import pytest
 from engine_kit import run
-from group_kit import BrokerGroup, Replica, broker_group
+from group_kit import broker_group, clean, filled
 from plan_kit import compact_by_plan, encoded, ended, keys, map_all, open_plan, statement, upload
 
 from firn.errors import FirnError, UnknownPlan
-from firn.topicspec import parse_spec
-
-
-def clean(replica: Replica) -> tuple[int, int]:
-    """The clean rows and the horizon of the topic's one partition."""
-    state = replica.broker.partitions.get(replica.broker.topic("t"), 0).state
-    return state.clean_rows, state.horizon
-
-
-async def filled(group: BrokerGroup) -> Replica:
-    master = await group.until_master()
-    await master.broker.create_topic("t", parse_spec({"durability": {"minInSync": 1}}))
-    for number in range(30):
-        await master.kit.put("t", [(b"k%d" % (number % 5), b"%d" % number)])
-    await group.until_equal()
-    return master
 
 
 def test_every_standby_compacts_by_itself_once_the_plan_is_carried_out_and_the_master_not_twice(

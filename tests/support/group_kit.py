@@ -14,6 +14,7 @@ from typing import Any
 from engine_kit import Kit, settings
 
 from firn.errors import FirnError
+from firn.topicspec import parse_spec
 from firn_node.coordinator import MemoryCoordinator, Records
 from firn_node.engine.broker import Broker
 from firn_node.replication.record import GroupId
@@ -195,3 +196,19 @@ async def broker_cluster(folder: Path, groups: int = 2, replicas: int = 2) -> As
             for replica in group.up:
                 with contextlib.suppress(FirnError):
                     await replica.stop()
+
+
+async def filled(group: BrokerGroup) -> Replica:
+    """The master, after 30 records of 5 keys went into a topic ``t``, which all replicas have."""
+    master = await group.until_master()
+    await master.broker.create_topic("t", parse_spec({"durability": {"minInSync": 1}}))
+    for number in range(30):
+        await master.kit.put("t", [(b"k%d" % (number % 5), b"%d" % number)])
+    await group.until_equal()
+    return master
+
+
+def clean(replica: Replica) -> tuple[int, int]:
+    """The clean rows and the horizon of the one partition of ``t``."""
+    state = replica.broker.partitions.get(replica.broker.topic("t"), 0).state
+    return state.clean_rows, state.horizon
