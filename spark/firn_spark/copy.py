@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from firn.errors import Invalid, Unavailable, UnknownTopic
 from firn_spark.__main__ import run_by_name
 from firn_spark.connection import Connection
-from firn_spark.jobs import command, topics
+from firn_spark.jobs import command, sql, topics
 from firn_spark.jobs.copystate import CHANGES, CUT_OVER, CopyState, Lag, committed, covers, only_run
 from firn_spark.jobs.livemap import live_frame
 from firn_spark.jobs.pins import pinned
@@ -164,21 +164,17 @@ def _save(frame: "DataFrame", connection: Connection, wish: Wish) -> None:
 
 def _changed(frame: "DataFrame", wish: Wish) -> "DataFrame":
     """The rows as the target gets them. Errors: Invalid for SQL that is none."""
-    from pyspark.errors import AnalysisException, ParseException
     from pyspark.sql import functions as F
 
     where = F.concat(F.lit(f"{wish.source}, partition "), "partition", F.lit(", offset "), "offset")
     why = F.concat(F.lit("firn.errors.Invalid: "), where, F.lit(f": --key {wish.key} gives null; it must follow from the "
                    "key alone, because a tombstone has no value"))  # fmt: skip
-    try:
+    with sql.given_as(f"--key {wish.key!r} or --value {wish.value!r}"):
         return frame.select(
             F.coalesce(F.expr(wish.key), F.raise_error(why)).alias("key"),
             # A tombstone stays one, whatever is made of values.
             F.when(F.col("value").isNotNull(), F.expr(wish.value)).alias("value"), "timestamp", "tag", "headers",
         )  # fmt: skip
-    except (ParseException, AnalysisException) as error:
-        first = next((line for line in str(error).splitlines() if line.strip()), str(error))
-        raise Invalid(f"--key {wish.key!r} or --value {wish.value!r}: {first}") from error
 
 
 class Following:

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from firn.cli.times import time_text
 from firn.client import Client
 from firn.client.producer import wall_ms
-from firn.errors import Conflict, Invalid
+from firn.errors import Conflict
 from firn.partitioner import partition_of
 from firn.units import duration_ms
 from firn_spark.__main__ import run_by_name
 from firn_spark.connection import Connection
-from firn_spark.jobs import command, tasks
+from firn_spark.jobs import command, sql, tasks
 from firn_spark.jobs.livemap import live_frame
 from firn_spark.jobs.pins import pinned
 from firn_spark.jobs.report import KEYS_SHOWN, Report, keys_text
@@ -88,15 +88,10 @@ def found_keys(
 
     Errors: Invalid for a condition that is none.
     """
-    from pyspark.errors import AnalysisException, ParseException
-
     with pinned(connection, topic) as pin:
         live = live_frame(spark, connection, pin.ranges())
-        try:
+        with sql.given_as(f"--where {condition!r}"):
             frame = live.where(condition).select("partition", "offset", "key")
-        except (ParseException, AnalysisException) as error:
-            first = next((line for line in str(error).splitlines() if line.strip()), str(error))
-            raise Invalid(f"--where {condition!r}: {first}") from error
         yield FoundKeys(frame, connection, topic, len(pin.ends))
 
 
