@@ -171,6 +171,14 @@ def test_every_setting_is_a_flag_a_file_key_and_a_variable_and_refuses_what_it_i
             configure({"data": "d", name: wrong}, environment={})
 
 
+def test_the_documented_table_of_settings_is_this_one() -> None:
+    text = (Path(__file__).parents[2] / "docs/operating.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:5] for line in text.splitlines() if line.startswith("| `--")]
+    assert [[cell.strip(" `") for cell in row] for row in rows] == [
+        [setting.flag, setting.name, setting.variable, default_text(setting) or "-"] for setting in SETTINGS
+    ]
+
+
 def test_an_unknown_name_in_the_settings_file_is_refused_by_name() -> None:
     with pytest.raises(Invalid, match=r"firn\.yaml: flushIntervall: unknown setting"):
         parse_config("flushIntervall: 1s", source="firn.yaml")

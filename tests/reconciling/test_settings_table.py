@@ -6,6 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
+from firn.topicspec import TopicSpec, parse_spec
+from firn.units import duration_ms, size_bytes
+from firn_node.config import SETTINGS as OF_BROKERS
+from firn_node.config import default_text
 from firn_operator.objects import stateful_set
 from firn_operator.settings import SETTINGS, Setting, setting_of, table
 from firn_operator.spec import parse_cluster
@@ -19,6 +23,14 @@ CHANGED: dict[str, Any] = {  # another value of each field of a BrokerCluster
     "scheduling.tolerations": [{"operator": "Exists"}], "scheduling.priorityClassName": "high",
     "scheduling.topologyKey": "zone", "scheduling.spread": "Required", "config.leaseTtl": "9s",
 }  # fmt: skip
+
+
+# What a pod's place, its certificates and the operator decide: nobody wishes it in ``config``.
+THE_PODS_OWN = {
+    "data", "listen", "advertise", "healthListen", "node", "tlsCert", "tlsKey", "tlsCa", "tlsClientCa", "tokens",
+    "tokenReview", "auditLog", "coordinator", "cluster", "group", "groupReplicas", "ordinal",
+}  # fmt: skip
+PATTERNS = {duration_ms: "^[0-9]+(ms|s|m|h|d)$", size_bytes: "^[0-9]+(Ki|Mi|Gi|Ti)?$"}
 
 
 def spec_of(kind: str) -> dict[str, Any]:
@@ -78,6 +90,32 @@ def pods(spec: dict[str, Any]) -> Any:
         }
     )
     return stateful_set(cluster, 0, image=cluster.image, pods=3)["spec"]["template"]
+
+
+def test_every_setting_of_a_broker_that_is_not_its_pods_own_is_a_field_of_config() -> None:
+    fields = spec_of("BrokerCluster")["properties"]["config"]["properties"]
+    wished = {each.name: each for each in OF_BROKERS if each.name not in THE_PODS_OWN}
+    assert set(fields) == set(wished)
+    assert {name: fields[name].get("pattern") for name in fields} == {
+        name: PATTERNS.get(each.parse) for name, each in wished.items()
+    }
+    numbers = {name for name, field in fields.items() if field.get("type") in ("integer", "number")}
+    assert numbers == {name for name, each in wished.items() if _is_number(default_text(each))}
+
+
+def _is_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit() and text != "0"
+
+
+def test_every_field_of_a_topic_is_one_of_the_definition_with_the_same_default() -> None:
+    fields, shown = spec_of("CompactedTopic")["properties"], {}
+    for section in ("compaction", "retention", "durability"):
+        below = fields[section]["properties"]
+        assert set(below) == set(TopicSpec().document()[section])
+        shown[section] = {name: field["default"] for name, field in below.items() if "default" in field}
+        assert set(below) - set(shown[section]) <= {"minInSync"}  # follows from the number of replicas
+    assert parse_spec(shown) == TopicSpec()
+    assert parse_spec({"compaction": fields["compaction"]["default"]}) == TopicSpec()
 
 
 def test_the_documented_table_is_this_one() -> None:
