@@ -25,6 +25,7 @@ from firn_operator.kube import (
     CLUSTER_ROLE_BINDING,
     GROUP,
     LEASE,
+    NETWORK_POLICY,
     STATEFUL_SET,
     Obj,
     name_of,
@@ -118,6 +119,8 @@ def _plan_shared(state: ClusterState, spec: ClusterSpec, plan: Plan, now: dateti
         plan.again_in(certificates.look_again)
     for wanted in objects.cluster_objects(spec, trust):
         _apply(state.owned.get((wanted["kind"], name_of(wanted))), wanted, plan)
+    if not spec.has_network_policy and (NETWORK_POLICY.kind, spec.name) in state.owned:
+        plan.actions.append(Delete(NETWORK_POLICY, spec.name, "security.networkPolicy is false"))
 
 
 def _apply(live: Obj | None, wanted: Obj, plan: Plan) -> bool:

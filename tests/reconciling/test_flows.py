@@ -203,6 +203,18 @@ def test_a_further_group_is_made_whole_and_the_first_one_restarts_to_know_of_it(
     assert settled.lost_writes == []
 
 
+def test_a_network_policy_that_is_wished_no_more_goes_and_comes_back_when_it_is(settled: World) -> None:
+    def policies() -> int:
+        return sum(obj["kind"] == "NetworkPolicy" for obj in settled.objects.values())
+
+    set_spec(settled, security={"networkPolicy": False})
+    go(settled)
+    assert policies() == 0
+    set_spec(settled, security={})
+    go(settled)
+    assert policies() == 1
+
+
 def test_volumes_grow_without_a_restart(settled: World) -> None:
     uids = {pod["metadata"]["uid"] for pod in settled.pods()}
     set_spec(settled, storage={"size": "40Gi"})

@@ -167,7 +167,8 @@ class ControlPlane:
             service_account_signing_key_file=self._tokens.key,
             service_account_issuer=f"https://kubernetes.default.svc.{SERVICE_DOMAIN}",
             authorization_mode="Node,RBAC",
-            enable_admission_plugins="NodeRestriction",
+            # The second is OpenShift's way: who makes an object that holds up its owner's deletion needs a right to.
+            enable_admission_plugins="NodeRestriction,OwnerReferencesPermissionEnforcement",
             service_cluster_ip_range=self.addresses.services,
             endpoint_reconciler_type="lease" if self.addresses.pods else "none",
             audit_policy_file=policy,
