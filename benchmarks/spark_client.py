@@ -5,9 +5,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 CORES = 2
 
 
@@ -94,6 +91,7 @@ def _every_column(frame: Any) -> None:
 def _counted_in_tasks(spark: Any, address: str, topic: str) -> int:
     """Records, by tasks that count them and their keys without handing anything to the JVM."""
     from firn_spark.connection import Connection
+    from firn_spark.counting import counted
     from firn_spark.fetch import Range
 
     connection = Connection(bootstrap=address)
@@ -106,21 +104,7 @@ def _counted_in_tasks(spark: Any, address: str, topic: str) -> int:
         )
         for row in shown["partitions"]
     ]  # fmt: skip
-    tasks = spark.sparkContext.parallelize(ranges, len(ranges))
-    found = tasks.map(_counter(connection)).collect()
-    return sum(count for count, _ in found)
-
-
-def _counter(connection: Any) -> Callable[[Any], tuple[int, int]]:
-    def count(asked: Any) -> tuple[int, int]:
-        from firn_spark.fetch import read as batches_of
-
-        keys = pa.chunked_array(
-            [batch.column("key") for batch in batches_of(connection, [asked])], pa.binary()
-        )
-        return len(keys), pc.count_distinct(keys).as_py()
-
-    return count
+    return counted(spark, connection, ranges).records
 
 
 if __name__ == "__main__":

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from firn.client.blocking import Client
 from firn.errors import FirnError, NotMaster, Unavailable, UnknownPlan
 from firn_spark.connection import TIMEOUT_S, Connection
-from firn_spark.mapping import KEYS_BYTES_MAX, Mapped, Slice, map_slice
+from firn_spark.mapping import Mapped, Slice, map_slice
+from firn_spark.newest import KEYS_BYTES_MAX
 from firn_spark.report import Document, final_document, print_table
 from firn_spark.session import check_here, session
 

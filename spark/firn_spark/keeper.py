@@ -2,9 +2,11 @@
 
 Spark plans in a process that may be gone before the first task starts, and tells nobody when a query has ended. So the
 planner hands a snapshot that it has opened over to a *keeper*: a thread of the driver, which ``session.register`` starts.
-It renews every lease while jobs run, and gives it back when none has run for ``IDLE_S``, when the session ends, or with
-the process. Tasks renew what they read as well; without a keeper (``format("firn")`` without ``register``) that alone
-holds the lease, and a query whose tasks all wait for ten minutes fails with SnapshotExpired.
+It renews every lease, and gives it back when nobody has used it for ``IDLE_S``, when the session ends, or with the
+process. Used is a lease that tasks renew, as each does that reads its snapshot: the broker counts renewals, and the keeper
+knows its own. Until the first task has come to it, any job counts as a use, because it may be the one that will: other
+queries, which a busy session always has, do not hold it for longer. Without a keeper (``format("firn")`` without
+``register``) tasks alone hold the lease, and a query whose tasks all wait for ten minutes fails with SnapshotExpired.
 
 The way there is a socket in a folder of the driver's own, and a secret; both travel in the environment of the driver's
 Python processes. A message is the JSON of a lease. What comes with another secret is not looked at.
@@ -19,11 +21,12 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Listener
+from typing import Any
 
 from firn.client.transport import path_of
 from firn.errors import FirnError, Unavailable
@@ -38,6 +41,7 @@ RENEW_S = 120.0  # a fifth of the lease
 IDLE_S = 600.0  # a notebook's user looks at a result, and goes on with the same DataFrame
 POLL_S = 5.0
 GIVE_BACK_S = 2.0  # the end of a program waits for it
+LOST_S = 60.0  # a driver that cannot be asked for so long has ended
 
 
 def hand_over(lease: Lease) -> None:
@@ -53,20 +57,34 @@ def hand_over(lease: Lease) -> None:
         log.warning("the snapshot %s of %s is held by its tasks alone: %s", lease.id, lease.topic, error)
 
 
+@dataclass(slots=True)
+class _Held:
+    """``renewals``: as the broker has counted them. ``is_read``: whether a task has come to it."""
+
+    lease: Lease
+    used: float
+    renewed: float
+    renewals: int = 0
+    is_read: bool = False
+
+
 class Keeper:
-    """Holds leases until it is closed. ``is_busy``: whether anything uses them now; None: nothing ever will again."""
+    """Holds leases until it is closed. ``is_busy``: whether jobs run now; None: none ever will again. What it raises says
+    nothing of either, until it has done so for ``lost_s``.
+    """
 
     def __init__(
         self, is_busy: Callable[[], bool | None], *, idle_s: float = IDLE_S, renew_s: float = RENEW_S,
-        poll_s: float = POLL_S, clock: Callable[[], float] = time.monotonic,
+        poll_s: float = POLL_S, lost_s: float = LOST_S, clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._is_busy = is_busy
         self._idle_s = idle_s
         self._renew_s = renew_s
         self._poll_s = poll_s
+        self._lost_s = lost_s
         self._clock = clock
-        self._leases: dict[str, tuple[Lease, float]] = {}  # by id, with when it was taken or renewed
-        self._last_use = clock()
+        self._answered = clock()  # when the driver could be asked last
+        self._leases: dict[str, _Held] = {}  # by id
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._folder = tempfile.mkdtemp(prefix="firn-keeper-")  # nobody else's: mode 0700
@@ -93,7 +111,10 @@ class Keeper:
             Client(os.path.join(self._folder, "s"), family="AF_UNIX").close()
         self._listener.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-        self._give_back()
+        with self._lock:
+            leases = [held.lease for held in self._leases.values()]
+            self._leases.clear()
+        _give_back(leases)
 
     def _take(self) -> None:
         while not self._ended.is_set():
@@ -105,63 +126,84 @@ class Keeper:
                 if not self._ended.is_set():
                     log.warning("a message to the keeper of snapshots was not understood: %s", error)
                 continue
+            now = self._clock()
             with self._lock:
-                self._last_use = self._clock()
-                self._leases[lease.id] = lease, self._last_use
+                self._leases[lease.id] = _Held(lease, now, now)
 
     def _hold(self) -> None:
         while not self._ended.wait(self._poll_s):
-            busy = self._is_busy()
+            now = self._clock()
+            busy = self._asked(now)
             if busy is None:
                 self.close()
                 return
-            now = self._clock()
-            with self._lock:
-                if busy:
-                    self._last_use = now
-                is_idle = now - self._last_use >= self._idle_s
-                due = [lease for lease, since in self._leases.values() if now - since >= self._renew_s]
-            if is_idle:
-                self._give_back()
-                continue
-            for lease in due:
-                self._renew(lease, now)
+            for held in self._noted(now, busy):
+                if now < min(held.used + self._idle_s, held.renewed + self._renew_s):
+                    continue
+                if self._renew(held, now) and now - held.used >= self._idle_s:
+                    self._let_go(held)
+                    _give_back([held.lease])
 
-    def _renew(self, lease: Lease, now: float) -> None:
-        is_gone = False
+    def _asked(self, now: float) -> bool | None:
+        """Whether jobs run; None: nothing is to be held any more."""
         try:
-            _ask("PUT", lease)
+            busy = self._is_busy()
+        except Exception as error:  # what Py4J raises, passing or while the JVM goes away, is any of many
+            log.debug("the driver did not say whether jobs run: %s", error)
+            return True if now - self._answered < self._lost_s else None
+        self._answered = now
+        return busy
+
+    def _noted(self, now: float, busy: bool) -> list[_Held]:
+        """What is held; jobs that run may be on their way to what no task has come to yet."""
+        with self._lock:
+            for held in self._leases.values():
+                if busy and not held.is_read:
+                    held.used = now
+            return list(self._leases.values())
+
+    def _renew(self, held: _Held, now: float) -> bool:
+        """Whether the broker has it still, and so has said how often it was renewed."""
+        lease = held.lease
+        try:
+            renewals = sum(int(answer.get("renewals", 0)) for answer in _ask("PUT", lease))
         except (FirnError, OSError) as error:  # the lease lasts for five rounds
-            is_gone = isinstance(error, FirnError) and not error.retry
             log.warning("the snapshot %s of %s was not renewed: %s", lease.id, lease.topic, error)
-            if not is_gone:
-                return
+            if isinstance(error, FirnError) and not error.retry:
+                self._let_go(held)
+            return False
+        ours = held.renewals + lease.id.count(",") + 1
+        if renewals > ours:
+            held.used, held.is_read = now, True
+        held.renewals, held.renewed = renewals, now
+        return True
+
+    def _let_go(self, held: _Held) -> None:
         with self._lock:
-            if is_gone:
-                self._leases.pop(lease.id, None)
-            elif lease.id in self._leases:
-                self._leases[lease.id] = lease, now
-
-    def _give_back(self) -> None:
-        with self._lock:
-            leases, self._leases = [lease for lease, _ in self._leases.values()], {}
-        # Brokers that do not answer: what they hold ends by itself, or has ended.
-        silent: set[str | None] = set()
-        for lease in leases:
-            broker = lease.options.get("bootstrap")
-            if broker in silent:
-                continue
-            try:
-                _ask("DELETE", lease, timeout=GIVE_BACK_S)
-            except Unavailable:
-                silent.add(broker)
-            except (FirnError, OSError) as error:
-                log.debug("the snapshot %s of %s was not given back: %s", lease.id, lease.topic, error)
+            self._leases.pop(held.lease.id, None)
 
 
-def _ask(method: str, lease: Lease, *, timeout: float | None = None) -> None:
+def _give_back(leases: Sequence[Lease]) -> None:
+    """What cannot be given back ends by itself: of brokers that do not answer one is asked once."""
+    silent: set[str | None] = set()
+    for lease in leases:
+        broker = lease.options.get("bootstrap")
+        if broker in silent:
+            continue
+        try:
+            _ask("DELETE", lease, timeout=GIVE_BACK_S)
+        except Unavailable:
+            silent.add(broker)
+        except (FirnError, OSError) as error:
+            log.debug("the snapshot %s of %s was not given back: %s", lease.id, lease.topic, error)
+
+
+def _ask(method: str, lease: Lease, *, timeout: float | None = None) -> list[dict[str, Any]]:
+    """The answer of each broker group that holds a part of the snapshot."""
     connection = Connection.of_options(lease.options)
     with Link(connection if timeout is None else replace(connection, timeout=timeout)) as link:
         target = link.run(link.target(lease.topic))
-        for way, id in zip(target.transports, lease.id.split(","), strict=True):
-            link.run(way.request(method, path_of("topics", lease.topic, "snapshots", id)))
+        return [
+            link.run(way.request(method, path_of("topics", lease.topic, "snapshots", id))).document()
+            for way, id in zip(target.transports, lease.id.split(","), strict=True)
+        ]

@@ -5,30 +5,27 @@ a replica may compact past ``plan_end`` meanwhile, and then a row that was read 
 ``plan_end`` to a still newer one above it. So a read that meets a horizon past ``plan_end`` after one that was not is begun
 again; from then on every row below ``plan_end`` is the newest of its key.
 
-Memory: one slice's keys, ``KEYS_BYTES_MAX`` of them at once; a slice with more is read in as many passes as that takes,
-each for a part of its keys.
+Memory: one slice's keys, ``keys_bytes_max`` of them at once (``firn_spark.newest``).
 """
 
 import socket
 import time
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from firn.client import plans
-from firn.client.cursor import Piece
 from firn.errors import AlreadyUploaded, SnapshotExpired, Unavailable, UnknownPlan
 from firn.statement import Subject, encode
 from firn_spark.connection import Connection
 from firn_spark.fetch import Link, Range
-from firn_spark.newest import Newest
+from firn_spark.newest import KEYS_BYTES_MAX, Newest, in_passes
 
-KEYS_BYTES_MAX = 512 << 20
 _READS_MAX = 10  # of one task, before it gives up: a horizon passes plan_end once
-_PASSES_MAX = 1 << 8
 _UPLOAD_S = 300.0
 
 I64 = NDArray[np.int64]
@@ -64,10 +61,6 @@ class Mapped:
 
 class _Mixed(Exception):
     """A replica has compacted past the plan's end while it was read."""
-
-
-class _TooMany(Exception):
-    """The keys take more memory than a task may."""
 
 
 def map_slice(asked: Slice) -> Mapped:
@@ -126,31 +119,14 @@ def _standing(link: Link, asked: Slice) -> Literal["missing", "already", "unknow
 
 def read_slice(link: Link, asked: Slice) -> tuple[I64, I64]:
     """The offsets of a slice, and those of them that are dead, ascending. *Errors*: those of reading."""
-    passes = 1
-    while passes <= _PASSES_MAX:
-        try:
-            parts = [_read_part(link, asked, number, passes) for number in range(passes)]
-        except _TooMany:
-            passes *= 2
-            continue
-        if passes == 1:
-            return parts[0]
-        return _in_order([seen for seen, _ in parts]), _in_order([dead for _, dead in parts])
-    raise Unavailable(
-        f"{asked.topic}/{asked.partition}: a {_PASSES_MAX}th of slice {asked.slice} has more than "
-        f"{asked.keys_bytes_max >> 20} MiB of keys"
-    )
+    what = f"{asked.topic}/{asked.partition}"
+    return in_passes(partial(_read_part, link, asked), what, slice=asked.slice, slices=asked.slices)
 
 
-def _in_order(parts: list[I64]) -> I64:
-    return np.sort(np.concatenate(parts))
-
-
-def _read_part(link: Link, asked: Slice, number: int, passes: int) -> tuple[I64, I64]:
-    """Of the keys of a slice those of one part: their hash says which."""
+def _read_part(link: Link, asked: Slice, slice: int, slices: int) -> tuple[I64, I64]:
     last: Exception | None = None
     for _ in range(_READS_MAX):
-        newest = Newest(slice=asked.slice + asked.slices * number, slices=asked.slices * passes)
+        newest = Newest(slice=slice, slices=slices, keys_bytes_max=asked.keys_bytes_max)
         try:
             _read(link, asked, newest)
         except (_Mixed, SnapshotExpired) as error:
@@ -173,27 +149,4 @@ def _read(link: Link, asked: Slice, newest: Newest) -> None:
             if page.horizon > asked.plan_end and had_below:
                 raise _Mixed(f"a horizon of {page.horizon} past {asked.plan_end}")
             had_below = had_below or page.horizon <= asked.plan_end
-            if page.pieces:
-                newest.add(*_columns(page.pieces))
-            if newest.nbytes > asked.keys_bytes_max:
-                newest.reduce()
-                if newest.nbytes > asked.keys_bytes_max // 2:
-                    raise _TooMany
-
-
-def _columns(pieces: list[Piece]) -> tuple[I64, NDArray[np.int32], NDArray[np.uint8]]:
-    """Offsets, lengths of the keys and the keys of all rows of a page."""
-    offsets, lengths, keys = [], [], []
-    for piece in pieces:
-        columns, keep = piece.batch.columns, piece.keep
-        if keep is None:
-            offsets.append(columns.offsets)
-            lengths.append(columns.key_lengths)
-            keys.append(columns.keys)
-        else:
-            offsets.append(columns.offsets[keep])
-            lengths.append(columns.key_lengths[keep])
-            keys.append(columns.keys[np.repeat(keep, columns.key_lengths)])
-    if len(pieces) == 1:
-        return offsets[0], lengths[0], keys[0]
-    return np.concatenate(offsets), np.concatenate(lengths), np.concatenate(keys)
+            newest.add_pieces(page.pieces)

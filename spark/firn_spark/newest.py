@@ -7,12 +7,20 @@ compared by all of their words. Hashes that two keys share are found by that, an
 Measured on one core: 12 M rows/s of 16-byte keys, where Arrow's dictionary of 5 M keys of which 1 M differ makes 4.7.
 
 Memory: the keys, padded to 8 bytes, and about 60 bytes a row at the end; ``reduce`` lets go of keys that are there twice.
+Where keys that differ take more than ``KEYS_BYTES_MAX``, the rows are read in as many passes as that takes, each for a
+part of the keys: their hash says which.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+
+from firn.client.cursor import Piece
+from firn.errors import Unavailable
+
+KEYS_BYTES_MAX = 512 << 20
+_PASSES_MAX = 1 << 8
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
@@ -24,12 +32,17 @@ _AT_ONCE = 1 << 16  # rows whose keys are laid side by side at once
 _HASHED_AT_ONCE = 1 << 15
 
 
+class TooManyKeys(Exception):
+    """The keys take more memory than they may."""
+
+
 class Newest:
     """The rows of one slice, given in the order of their offsets: keys whose hash modulo ``slices`` is ``slice``."""
 
-    def __init__(self, *, slice: int = 0, slices: int = 1) -> None:
+    def __init__(self, *, slice: int = 0, slices: int = 1, keys_bytes_max: int = KEYS_BYTES_MAX) -> None:
         self._slice = slice
         self._slices = slices
+        self._keys_bytes_max = keys_bytes_max
         self._rows: dict[
             int, list[tuple[I64, U64]]
         ] = {}  # by length of the key: those that may be the newest
@@ -38,7 +51,7 @@ class Newest:
         self.nbytes = 0  # of the keys that are held
 
     def add(self, offsets: I64, lengths: NDArray[np.int32], keys: NDArray[np.uint8]) -> None:
-        """Take rows; ``keys`` one after another."""
+        """Take rows; ``keys`` one after another. *Errors*: TooManyKeys."""
         for length, numbers, words in by_length(lengths, keys):
             mine = offsets if numbers is None else offsets[numbers]
             if self._slices > 1:
@@ -48,6 +61,15 @@ class Newest:
                 self._rows.setdefault(length, []).append((mine, words))
                 self._seen.append(mine)
                 self.nbytes += words.nbytes
+        if self.nbytes > self._keys_bytes_max:
+            self.reduce()
+            if self.nbytes > self._keys_bytes_max // 2:
+                raise TooManyKeys
+
+    def add_pieces(self, pieces: Sequence[Piece]) -> None:
+        """Take the rows of a page that are to be delivered. *Errors*: TooManyKeys."""
+        if pieces:
+            self.add(*columns_of(pieces))
 
     def reduce(self) -> None:
         """Hold no key twice: what is dead by now stays so."""
@@ -72,7 +94,49 @@ class Newest:
         return _joined(self._seen), _joined(self._dead)
 
 
+def in_passes(
+    part: Callable[[int, int], tuple[I64, I64]], what: str, *, slice: int = 0, slices: int = 1
+) -> tuple[I64, I64]:
+    """The offsets of a slice, and those of them that are dead, ascending.
+
+    ``part(slice, slices)`` reads the rows of one part of the keys and gives what ``Newest.found`` gives; what it raises as
+    TooManyKeys has it called again, for smaller parts. ``what`` is read. *Errors*: its others; Unavailable where no part is
+    small enough.
+    """
+    passes = 1
+    while passes <= _PASSES_MAX:
+        try:
+            parts = [part(slice + slices * number, slices * passes) for number in range(passes)]
+        except TooManyKeys:
+            passes *= 2
+            continue
+        return _joined([seen for seen, _ in parts]), _joined([dead for _, dead in parts])
+    raise Unavailable(
+        f"{what}: a {_PASSES_MAX}th of slice {slice} of {slices} has more keys than the memory of a task is for"
+    )
+
+
+def columns_of(pieces: Sequence[Piece]) -> tuple[I64, NDArray[np.int32], NDArray[np.uint8]]:
+    """Offsets, lengths of the keys and the keys of the rows that are to be delivered."""
+    offsets, lengths, keys = [], [], []
+    for piece in pieces:
+        columns, keep = piece.batch.columns, piece.keep
+        if keep is None:
+            offsets.append(columns.offsets)
+            lengths.append(columns.key_lengths)
+            keys.append(columns.keys)
+        else:
+            offsets.append(columns.offsets[keep])
+            lengths.append(columns.key_lengths[keep])
+            keys.append(columns.keys[np.repeat(keep, columns.key_lengths)])
+    if len(pieces) == 1:
+        return offsets[0], lengths[0], keys[0]
+    return np.concatenate(offsets), np.concatenate(lengths), np.concatenate(keys)
+
+
 def _joined(parts: list[I64]) -> I64:
+    if len(parts) == 1:
+        return parts[0]
     found = np.concatenate([np.zeros(0, np.int64), *parts])
     if (found[1:] < found[:-1]).any():
         found.sort()

@@ -124,12 +124,7 @@ def register(spark: "SparkSession") -> None:
     if context not in _keepers:
 
         def is_busy() -> bool | None:
-            if context._jsc is None:
-                return None
-            try:
-                return bool(context.statusTracker().getActiveJobsIds())
-            except Exception:  # what Py4J raises while the JVM goes away is any of many
-                return None
+            return None if context._jsc is None else bool(context.statusTracker().getActiveJobsIds())
 
         try:
             found = _keepers[context] = Keeper(is_busy)

@@ -5,8 +5,9 @@ import random
 import numpy as np
 import pytest
 
+from firn.errors import Unavailable
 from firn_spark import newest
-from firn_spark.newest import Newest
+from firn_spark.newest import Newest, in_passes
 
 
 def found(
@@ -55,3 +56,22 @@ def test_keys_that_share_a_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) 
 
 def test_zeros_at_the_end_make_another_key() -> None:
     assert found([b"a", b"a\0", b"a", b"", b"\0", b""])[1] == [0, 9]
+
+
+def test_keys_that_take_more_memory_than_they_may_are_read_in_parts_and_a_hopeless_read_ends() -> None:
+    keys = np.arange(3000, dtype=np.int64) % 1000
+    asked: list[tuple[int, int]] = []
+
+    def part(slice: int, slices: int, keys_bytes_max: int) -> tuple[newest.I64, newest.I64]:
+        asked.append((slice, slices))
+        rows = Newest(slice=slice, slices=slices, keys_bytes_max=keys_bytes_max)
+        for at in range(0, len(keys), 100):
+            chosen = keys[at : at + 100]
+            rows.add(np.arange(at, at + 100), np.full(100, 8, np.int32), chosen.view(np.uint8))
+        return rows.found()
+
+    seen, dead = in_passes(lambda slice, slices: part(slice, slices, 6000), "all of it")
+    assert (seen.tolist(), dead.tolist()) == (list(range(3000)), list(range(2000)))
+    assert asked[-1][1] > 1
+    with pytest.raises(Unavailable, match="all of it"):
+        in_passes(lambda slice, slices: part(slice, slices, 8), "all of it")

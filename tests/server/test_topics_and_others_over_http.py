@@ -100,7 +100,9 @@ def test_a_snapshot_shows_its_moment_until_it_is_given_back() -> None:
             _, found, headers = await s.ask("GET", page, headers=as_json)
             assert ([r["value"] for r in found], headers["Firn-End"]) == (["old"], "1")
             path = f"/v1/topics/t/snapshots/{snapshot['id']}"
-            assert (await s.ask("PUT", path))[1]["expires_ms"] >= snapshot["expires_ms"]
+            renewed = [(await s.ask("PUT", path))[1] for _ in range(2)]
+            assert renewed[0]["expires_ms"] >= snapshot["expires_ms"]
+            assert [document["renewals"] for document in (snapshot, *renewed)] == [0, 1, 2]
             assert (await s.ask("DELETE", path))[0] == 200
             status, found, _ = await s.ask("GET", page, headers=as_json)
             assert (status, found["error"]) == (410, "snapshot_expired")

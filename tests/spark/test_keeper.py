@@ -3,9 +3,10 @@
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing.connection import Client as Socket
+from typing import Any
 
 import pytest
 
@@ -50,25 +51,106 @@ class Clock:
         return self.now
 
 
-def test_a_lease_is_held_while_jobs_run_and_given_back_when_none_has_for_a_while(
-    connection: Connection, planned: Plan, monkeypatch: pytest.MonkeyPatch
+Hold = Callable[..., Keeper]
+
+
+@pytest.fixture
+def hold(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hold]:
+    """A keeper that holds the plan's lease."""
+    made: list[Keeper] = []
+
+    def start(is_busy: Callable[[], bool | None], **options: Any) -> Keeper:
+        found = Keeper(is_busy, poll_s=0.005, **options)
+        made.append(found)
+        monkeypatch.setenv(ENVIRONMENT, found.environment[ENVIRONMENT])
+        assert planned.lease is not None
+        hand_over(planned.lease)
+        until(lambda: len(found.held) == 1)
+        return found
+
+    yield start
+    for keeper in made:
+        keeper.close()
+
+
+class Polls:
+    """What a keeper asks, and how often it has."""
+
+    def __init__(self, answer: Callable[[], bool | None]) -> None:
+        self._answer = answer
+        self._count = 0
+
+    def __call__(self) -> bool | None:
+        self._count += 1
+        return self._answer()
+
+    def pass_by(self) -> None:
+        """Returns when the keeper has looked at everything at least once since the call."""
+        wanted = self._count + 3
+        until(lambda: self._count >= wanted)
+
+
+def test_a_lease_that_no_task_has_come_to_is_held_while_jobs_run_and_then_given_back(
+    connection: Connection, planned: Plan, hold: Hold
 ) -> None:
     clock, busy = Clock(), [True]
-    keeper = Keeper(lambda: busy[0], poll_s=0.005, idle_s=100, renew_s=1e9, clock=clock)
-    monkeypatch.setenv(ENVIRONMENT, keeper.environment[ENVIRONMENT])
-    assert planned.lease is not None
-    hand_over(planned.lease)
-    until(lambda: keeper.held == [planned.lease.id])  # type: ignore[union-attr]
+    polls = Polls(lambda: busy[0])
+    keeper = hold(polls, idle_s=100, renew_s=1e9, clock=clock)
     clock.now = 1000.0  # a job ran all the time
-    time.sleep(0.05)
-    assert keeper.held == [planned.lease.id]
-    assert is_held(connection, planned)
+    polls.pass_by()
+    assert len(keeper.held) == 1
     busy[0] = False
-    time.sleep(0.05)
+    polls.pass_by()
+    clock.now = 1099.0
+    polls.pass_by()
+    assert len(keeper.held) == 1
     clock.now = 1101.0
     until(lambda: not keeper.held)
     until(lambda: not is_held(connection, planned))
-    keeper.close()
+
+
+def test_a_lease_that_tasks_have_read_is_given_back_although_other_jobs_run(
+    connection: Connection, planned: Plan, hold: Hold
+) -> None:
+    clock = Clock()
+    polls = Polls(lambda: True)
+    keeper = hold(polls, idle_s=100, renew_s=40, clock=clock)
+    for now in (90.0, 180.0, 270.0):  # tasks read it, now and then
+        assert is_held(connection, planned)
+        clock.now = now
+        polls.pass_by()
+        assert len(keeper.held) == 1
+    clock.now = 371.0
+    until(lambda: not keeper.held)
+    until(lambda: not is_held(connection, planned))
+
+
+def test_a_driver_that_cannot_be_asked_for_a_moment_keeps_its_leases(
+    connection: Connection, planned: Plan, hold: Hold
+) -> None:
+    clock, broken = Clock(), [True]
+
+    def is_busy() -> bool:
+        if broken[0]:
+            raise ConnectionResetError("as Py4J does")
+        return True
+
+    polls = Polls(is_busy)
+    keeper = hold(polls, lost_s=60, clock=clock)
+    clock.now = 59.0
+    polls.pass_by()
+    broken[0] = False
+    polls.pass_by()
+    clock.now = 118.0
+    polls.pass_by()
+    broken[0] = True
+    clock.now = 177.0
+    polls.pass_by()
+    assert len(keeper.held) == 1
+    assert is_held(connection, planned)
+    clock.now = 179.0  # a minute since it answered
+    until(lambda: not is_held(connection, planned))
+    assert not keeper.held
 
 
 def test_the_end_of_the_session_gives_everything_back(

@@ -119,6 +119,7 @@ class SnapshotInfo:
     topic: str
     partitions: dict[int, dict[str, int]]  # partition -> end, horizon, generation
     expires_ms: int
+    renewals: int = 0
 
 
 CompactionState = Literal["waiting", "running", "done", "disagreement", "failed", "cancelled"]

@@ -29,6 +29,7 @@ class _Snapshot:
     topic: TopicInfo
     hold: Hold | None
     expires: float
+    renewals: int = 0
     partitions: dict[int, Pinned] = field(default_factory=dict)
 
 
@@ -63,6 +64,7 @@ class Snapshots:
     def renew(self, id: str) -> SnapshotInfo:
         snapshot = self._find(id)
         snapshot.expires = self._expiry()
+        snapshot.renewals += 1
         return self._info(id, snapshot)
 
     def close(self, id: str) -> None:
@@ -108,7 +110,7 @@ class Snapshots:
             number: {"end": p.end, "horizon": p.horizon, "generation": p.generation}
             for number, p in snapshot.partitions.items()
         }
-        return SnapshotInfo(id, snapshot.topic.name, partitions, int(left * 1000))
+        return SnapshotInfo(id, snapshot.topic.name, partitions, int(left * 1000), snapshot.renewals)
 
 
 def _release(snapshot: _Snapshot) -> None:

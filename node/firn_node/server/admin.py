@@ -124,6 +124,7 @@ def _snapshot_document(snapshot: SnapshotInfo) -> dict[str, Any]:
         "topic": snapshot.topic,
         "partitions": {str(number): numbers for number, numbers in snapshot.partitions.items()},
         "expires_ms": snapshot.expires_ms,
+        "renewals": snapshot.renewals,
     }
 
 

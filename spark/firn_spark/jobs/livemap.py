@@ -4,21 +4,25 @@ The compacted view is a log: above the horizon a key may have several rows. A ta
 twice from the same snapshot: keys and offsets alone, to find the rows that count, then the records, of which it keeps
 those. Both reads see the same state, and that is checked: the second finds exactly the rows that the first named.
 
-*Units*: the first read holds one partition's keys in memory, about 100 bytes and the key for each.
+*Units*: the first read holds one partition's keys in memory, about 60 bytes and the key for each row, and never more than
+``newest.KEYS_BYTES_MAX`` of keys.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from firn.client.cursor import Piece
 from firn.errors import InvariantBroken
 from firn_spark.connection import Connection
-from firn_spark.fetch import Range, read
+from firn_spark.fetch import Link, Range, read
 from firn_spark.jobs import tasks
+from firn_spark.newest import Newest, in_passes
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -34,8 +38,8 @@ def live_rows(connection: Connection, part: Range) -> "Iterator[RecordBatch]":
     """
     import pyarrow as pa
 
-    keys = replace(part, projection="keys")
-    wanted = live_offsets(read(connection, [keys]))
+    with Link(connection) as link:
+        wanted = keys_of(link, part).live
     found = 0
     for batch in read(connection, [replace(part, projection="records")]):
         offsets = _numbers(batch, "offset")
@@ -70,23 +74,40 @@ def _of_task(connection: Connection, part: Range) -> "Iterator[RecordBatch]":
         yield batch.select(COLUMNS)
 
 
-def live_offsets(batches: "Iterable[RecordBatch]") -> NDArray[np.int64]:
-    """The offsets, ascending, of the newest row of every key that is no tombstone; ``batches``: key, offset, tombstone."""
-    import pyarrow as pa
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Of the keys of a slice of a partition: ``records`` rows, ``keys`` different keys, the offsets that are ``live``."""
 
-    offsets: list[NDArray[np.int64]] = []
-    tombstones: list[NDArray[np.bool_]] = []
-    columns: list[Any] = []
-    for batch in batches:
-        offsets.append(_numbers(batch, "offset"))
-        tombstones.append(batch.column("tombstone").to_numpy(zero_copy_only=False))
-        columns.append(batch.select(["key", "offset"]))
-    if not columns:
-        return np.zeros(0, np.int64)
-    newest = pa.Table.from_batches(columns).group_by("key", use_threads=False).aggregate([("offset", "max")])
-    last = np.sort(newest.column("offset_max").to_numpy())
-    every, dead = np.concatenate(offsets), np.concatenate(tombstones)
-    found: NDArray[np.int64] = last[~dead[np.searchsorted(every, last)]]
+    records: int
+    keys: int
+    live: NDArray[np.int64]
+
+
+def keys_of(link: Link, part: Range, *, slice: int = 0, slices: int = 1) -> Keys:
+    """What a part's keys are; ``live``: ascending, the newest row of every key that is no tombstone.
+
+    Errors: those of ``fetch.read``.
+    """
+    asked = replace(part, projection="keys")
+    deleted: list[NDArray[np.int64]] = []
+
+    def read_keys(slice: int, slices: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        newest = Newest(slice=slice, slices=slices)
+        deleted.clear()
+        with closing(link.pages(asked)) as pages:
+            for page in pages:
+                newest.add_pieces(page.pieces)
+                deleted.extend(found for found in map(_tombstones, page.pieces) if len(found))
+        return newest.found()
+
+    seen, dead = in_passes(read_keys, f"{part.topic}/{part.partition}", slice=slice, slices=slices)
+    gone = np.isin(seen, np.concatenate([dead, *deleted]))
+    return Keys(len(seen), len(seen) - len(dead), seen[~gone])
+
+
+def _tombstones(piece: Piece) -> NDArray[np.int64]:
+    columns = piece.batch.columns
+    found: NDArray[np.int64] = columns.offsets[columns.tombstones]
     return found
 
 
