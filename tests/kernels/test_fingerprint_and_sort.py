@@ -149,3 +149,12 @@ def test_large_key_indexes_with_hot_keys_in_any_order_sort(n: int, hot: float) -
     hi[draw.random(n) < hot] = 0xFFFFFFFFFFFFFFFF
     check_sort(hi, draw.integers(0, MASK, n, np.uint64, endpoint=True))
     check_sort(hi, np.arange(n, dtype=np.uint64))
+
+
+@pytest.mark.parametrize("groups", [1, 3, 1000])
+def test_fingerprints_that_differ_in_their_lowest_bits_alone_sort_by_them(groups: int) -> None:
+    draw = np.random.default_rng(groups)
+    upper = draw.integers(0, MASK, groups, np.uint64, endpoint=True) & np.uint64(MASK << 13 & MASK)
+    hi = upper[draw.integers(0, groups, 5000)] | draw.integers(0, 1 << 13, 5000, np.uint64)
+    check_sort(hi, draw.integers(0, MASK, 5000, np.uint64, endpoint=True))
+    check_sort(hi, np.arange(5000, dtype=np.uint64)[::-1].copy())

@@ -6,7 +6,7 @@ rows lie in about log2(n / 512) runs, each row was moved as often, and a lookup 
 one key lie side by side in a run: a hot key costs no more than others.
 
 Bulk is written more often than looked up. So an append of more than 1,024 rows lets the tail grow to 131,072:
-the next lookup, or its being full, sorts them at once, 4 ms of work at most. And runs that would become longer
+the next lookup, or its being full, sorts them at once, 2 ms of work at most. And runs that would become longer
 than that are merged only once there are 16 of them: sealing merges all anyway.
 
 Invariants:
@@ -32,15 +32,13 @@ from numpy.typing import NDArray
 from firn.errors import InvariantBroken
 from firn_node.kernels import runs
 from firn_node.kernels.jit import aligned
-from firn_node.kernels.sorting import sort_key_index
+from firn_node.kernels.sorting import sorted_rows
 
 U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 TAIL_ROWS_MIN = 16
 TAIL_ROWS_MAX = 1024  # of a tail that lookups scan
-BULK_ROWS_MAX = (
-    1 << 17
-)  # of one that the next lookup sorts: 2 MiB, which the second cache holds while sorting
+BULK_ROWS_MAX = 1 << 17  # of one that the next lookup sorts: 2 ms of work
 RUNS_MAX = 16  # until then no run longer than BULK_ROWS_MAX is made
 RUN_ROWS_MAX = 1 << 31
 PORTION_ROWS = 1 << 15
@@ -247,7 +245,7 @@ def _limit(state: _State, below: int | None, run: _Run | None = None) -> int:
 
 def _sorted(tail: U64, used: int) -> U64:
     """The tail's first columns as a run."""
-    return np.stack(sort_key_index(tail[0, :used], tail[1, :used]))
+    return sorted_rows(tail[0, :used], tail[1, :used])
 
 
 def _flushed(state: _State, rows_max: int) -> _State:
