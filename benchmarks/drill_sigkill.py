@@ -27,7 +27,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -44,6 +43,7 @@ from firn.client import Client, Producer, Record
 from firn.errors import FirnError, SnapshotExpired
 from firn.partitioner import partition_of
 from firn_node.demo.process import BrokerProcess
+from firn_node.ports import free_ports
 
 TOPIC = "drill"
 PARTITIONS = 4
@@ -233,9 +233,8 @@ class Drill:
     rounds: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        with socket.socket() as probe:  # producers live on over a restart: the address must stay
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        [port] = free_ports("127.0.0.1", 1)  # producers live on over a restart: the address must stay
+        self.address = f"127.0.0.1:{port}"
         self.broker = BrokerProcess(self.data, "--listen", self.address, *BROKER)
 
     async def run(self, rounds: int) -> None:

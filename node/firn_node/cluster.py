@@ -18,7 +18,6 @@ import contextlib
 import ctypes
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from firn_node.clock import RealClock
 from firn_node.coordinator import SqliteCoordinator
 from firn_node.disk import RealDisk
 from firn_node.main import Announcer
+from firn_node.ports import free_ports
 
 if TYPE_CHECKING:
     from firn_node.security.localca import LocalFiles
@@ -78,7 +78,7 @@ def plan_cluster(data: str, *, host: str, port: int, replicas: int, groups: int)
         raise Invalid(
             f"ports {port} to {port + count - 1} are needed for {count} brokers; the last one is 65535"
         )
-    ports = list(range(port, port + count)) if port else _free_ports(host, count)
+    ports = list(range(port, port + count)) if port else free_ports(host, count)
     return Cluster(
         data,
         tuple(
@@ -87,13 +87,6 @@ def plan_cluster(data: str, *, host: str, port: int, replicas: int, groups: int)
             for ordinal in range(replicas)
         ),
     )
-
-
-def _free_ports(host: str, count: int) -> list[int]:
-    """Ports that nobody had a moment ago: a replica is known by its address, so it cannot choose one itself."""
-    with contextlib.ExitStack() as probes:
-        sockets = [probes.enter_context(socket.create_server((host, 0))) for _ in range(count)]
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 class Supervisor:

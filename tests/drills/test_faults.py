@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from firn_cli.calls import Run
 from firn_node.clock import RealClock
 from firn_node.coordinator import MemoryCoordinator, Records
 from firn_node.coordinator.api import Absent, Unreachable
-from firn_node.drills import chaos, faults, table
+from firn_node.drills import chaos, damage, faults, table
 from firn_node.drills.faults import FaultFile, FaultyClock, FaultyCoordinator, FaultyDisk, Orders
 from firn_node.drills.verdict import Result
 from firn_node.engine.broker import Broker
@@ -144,3 +145,7 @@ def test_the_drills_are_listed(run_firn: Callable[..., Any]) -> None:
     assert "kill-master" in found
     assert "gap <= 5 s, another master" in found
     assert run_firn("drill", "run", "no-such-drill", code=2).stderr
+
+
+def test_a_log_that_was_not_begun_has_no_torn_tail(tmp_path: Path) -> None:
+    assert "not begun" in damage.append_torn_tail(tmp_path, random.Random(1))

@@ -5,7 +5,6 @@
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from firn.errors import FirnError
 from firn.topicspec import parse_spec
 from firn_node.coordinator import MemoryCoordinator, Records
 from firn_node.engine.broker import Broker
+from firn_node.ports import free_ports
 from firn_node.replication.record import GroupId
 from firn_node.replication.state import Role
 from firn_node.server import Server, serve
@@ -26,9 +26,8 @@ LEASE_TTL_MS = 1500
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that stays free while its replica is down."""
+    return free_ports("127.0.0.1", 1)[0]
 
 
 @dataclass

@@ -53,7 +53,9 @@ def _log_files(data: Path) -> list[Path]:
 
 def append_torn_tail(data: Path, chance: random.Random) -> str:
     """Put something behind the end of a log that a power loss may leave there; says what."""
-    last = _log_files(data)[-1]
+    if not (files := _log_files(data)):
+        return "nothing behind the end of its log, which was not begun"
+    last = files[-1]
     content = last.read_bytes()
     kind = chance.choice(("half a batch", "noise", "zeros"))
     size = chance.randint(1, 6000)

@@ -16,7 +16,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +26,7 @@ from firn_node.coordinator import SqliteCoordinator
 from firn_node.coordinator.api import Found
 from firn_node.drills.faults import VARIABLE, FaultFile
 from firn_node.drills.links import HOST, Links
+from firn_node.ports import free_ports
 from firn_node.replication.record import GroupId, GroupRecord
 
 GROUP = GroupId("0")
@@ -151,9 +151,7 @@ class Cluster:
 
     def __init__(self, folder: Path, count: int, options: Sequence[str]) -> None:
         self.folder = folder
-        with contextlib.ExitStack() as probes:
-            sockets = [probes.enter_context(socket.create_server((HOST, 0))) for _ in range(count)]
-            ports = [int(each.getsockname()[1]) for each in sockets]
+        ports = free_ports(HOST, count)
         self.nodes = [Node(folder, ordinal, port, options) for ordinal, port in enumerate(ports)]
         self._coordinator: SqliteCoordinator | None = None
 
