@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,8 @@ from cluster.api import Json
 from cluster.fixtures import breakable
 from cluster.providers import GivenCluster
 from cluster.tools import tool
-from shop_kit import SYSTEM, TOPIC, UNREACHABLE_PEERS, Shop
+from shop_kit import LEASE_TTL_SECONDS, SYSTEM, TOPIC, UNREACHABLE_PEERS, Shop
+from shop_watch import AwayWatch, LeaseWatch, wall_seconds
 
 pytestmark = [
     pytest.mark.cluster,
@@ -33,6 +35,10 @@ def test_a_pod_writes_and_reads_by_the_token_of_its_own_account(shop: Shop) -> N
     )
     found = shop.cluster.kubectl("exec", "-n", shop.space, "reader", "--", "firn", "get", TOPIC, "inside")
     assert found.strip() == "1"
+    told = shop.cluster.kubectl(
+        "exec", "-n", shop.space, "reader", "--", "firn", "consume", TOPIC, "--format", "tsv"
+    )
+    assert "inside\t1" in told.splitlines()
     shop.cluster.kubectl("delete", "-n", shop.space, "pod/reader")
 
 
@@ -79,17 +85,29 @@ def test_a_killed_master_is_replaced_and_nothing_is_lost(shop: Shop) -> None:
     print(f"gap {load.gap_seconds:.1f} s")
 
 
-def test_a_master_whose_node_is_cut_off_is_replaced_and_follows_later(shop: Shop) -> None:
+def test_a_master_whose_node_is_cut_off_stops_is_replaced_within_15_s_and_follows_within_180(
+    shop: Shop,
+) -> None:
+    """Drill 34, by the times that the brokers write into the Lease."""
     before = shop.master()
-    node = shop.node_of(before)
+    node, uid = shop.node_of(before), shop.uid_of(before)
     with shop.load() as load:
-        node.cut()
-        shop.until_master(other_than=before)
-        load.until_more()
+        with LeaseWatch(shop) as watch:
+            cut = wall_seconds()
+            node.cut()
+            shop.until_master(other_than=before)
+            load.until_more()
         assert before not in shop.in_sync()
+        status, why = shop.readiness_within(node, uid)
+        assert status == 503, why
         node.heal()
-        shop.until_in_sync(3)
-    print(f"gap {load.gap_seconds:.1f} s")
+        healed = time.monotonic()
+        shop.until_in_sync(3, seconds=180)
+    print(
+        f"elected {watch.elected - cut:.1f} s after the cut, {watch.elected - watch.renewed:.1f} s after the last renewal; "
+        f"gap {load.gap_seconds:.1f} s, in sync after {time.monotonic() - healed:.1f} s; the old master: {why}"
+    )
+    assert watch.elected - cut <= 15
 
 
 def test_a_replica_whose_volume_is_gone_is_rebuilt_from_its_peers(shop: Shop) -> None:
@@ -122,12 +140,13 @@ def test_a_new_image_goes_to_one_pod_after_the_other_while_writes_go_on(shop: Sh
     newer = f"{images.NODE.reference()}-newer"
     for node in breakable(shop.cluster).nodes:
         node.tag(images.NODE.reference(), newer)
-    with shop.load() as load:
+    with shop.load() as load, AwayWatch(shop) as watch:
         shop.patch({"spec": {"image": newer}})
         shop.cluster.until(lambda: shop.images() == {newer}, "every broker runs the new image", seconds=300)
         shop.until_in_sync(3)
         load.until_more()
     assert load.refused == []
+    assert watch.most_away == 1
     print(f"gap {load.gap_seconds:.1f} s")
 
 
@@ -141,19 +160,27 @@ def test_replicas_become_fewer_and_more_while_writes_go_on(shop: Shop) -> None:
     assert load.refused == []
 
 
-def test_a_drain_of_the_masters_node_hands_over_first(shop: Shop) -> None:
-    """The pod cannot come back while its volume's node is closed: writes go on with the other two."""
+def test_a_drain_of_the_masters_node_hands_over_first_and_stops_nobody_else(shop: Shop) -> None:
+    """The pod cannot come back while its volume's node is closed: writes go on with the other two, and the volume stays."""
     before = shop.master()
     node = shop.node_of(before)
-    with shop.load() as load:
+    claim = shop.cluster.api.get(f"/api/v1/namespaces/{shop.space}/persistentvolumeclaims/data-{before}")
+    with shop.load() as load, AwayWatch(shop) as watch, LeaseWatch(shop) as lease:
         try:
             what = ["--ignore-daemonsets", "--delete-emptydir-data", "--force"]  # pods of other tests, too
             shop.cluster.kubectl("drain", node.name, *what, "--timeout=120s")
             assert shop.master() != before
             load.until_more()
+            shop.make_unplaced(before, minutes=5)
+            load.until_more()
         finally:
             shop.cluster.kubectl("uncordon", node.name)
         shop.until_in_sync(3)
+    assert load.refused == []
+    assert watch.most_away == 1
+    kept = shop.cluster.api.get(f"/api/v1/namespaces/{shop.space}/persistentvolumeclaims/data-{before}")
+    assert kept["metadata"]["uid"] == claim["metadata"]["uid"]
+    assert lease.elected - lease.renewed < LEASE_TTL_SECONDS, "it was replaced, and did not hand over"
     print(f"gap {load.gap_seconds:.1f} s")
 
 

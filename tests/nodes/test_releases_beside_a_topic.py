@@ -24,7 +24,7 @@ def released(nodes: WholeCluster) -> Iterator[WholeCluster]:
 def shop(released: WholeCluster, tmp_path: Path) -> Iterator[Shop]:
     with released.namespace("shop") as space:
         shop = Shop(released, space, tmp_path)
-        shop.apply(replicas=2)
+        shop.apply(replicas=1, spec={"groups": 2})
         shop.until_ready()
         yield shop
 
@@ -54,7 +54,7 @@ def test_data_is_there_and_writes_go_on_through_upgrade_rollback_uninstall_and_a
         assert "firn-operator" not in cluster.kubectl("get", "deploy", "-n", SYSTEM, "-o", "name")
         load.until_more()
         claims = cluster.kubectl("get", "pvc", "-n", shop.space, "-o", "name").split()
-        assert claims == ["persistentvolumeclaim/data-main-0-0", "persistentvolumeclaim/data-main-0-1"]
+        assert claims == ["persistentvolumeclaim/data-main-0-0", "persistentvolumeclaim/data-main-1-0"]
         helm(cluster, "install", "firn", str(CHART), *image_values(), *WAIT)
         load.until_more()
     assert load.refused == []

@@ -1,4 +1,4 @@
-"""What a kubelet, the kernel, the network's rules and renewed certificates do to brokers (drills 36 to 39)."""
+"""What a kubelet, the kernel and the network's rules do to brokers (drills 36, 38 and 39)."""
 
 import asyncio
 import contextlib
@@ -15,7 +15,7 @@ from cluster import policies
 from cluster.bare import BareCluster
 from cluster.fixtures import breakable
 from cluster.tools import tool
-from shop_kit import SYSTEM, TOPIC, UNREACHABLE_PEERS, Shop
+from shop_kit import TOPIC, UNREACHABLE_PEERS, Shop
 
 pytestmark = [
     pytest.mark.cluster,
@@ -77,29 +77,12 @@ def test_a_master_that_was_given_up_while_its_kubelet_was_silent_is_replaced_and
             load.until_more()
             assert node.processes_of(uid), "the old master was to be there still"
             assert before not in shop.in_sync()
+            status, why = shop.readiness_within(node, uid)
+            assert status == 503, why
         finally:
             node.restart_kubelet()
         shop.until_in_sync(3)
     assert shop.uid_of(before) != uid
-
-
-@pytest.mark.slow  # a kubelet looks for changed Secrets now and then
-def test_new_certificates_reach_brokers_without_an_error_while_the_operator_dies(shop: Shop) -> None:
-    pods = [f"{shop.group}-{ordinal}" for ordinal in range(3)]
-    before = {pod: shop.certificate_of(pod) for pod in pods}
-    secret = f"/api/v1/namespaces/{shop.space}/secrets/{shop.group}-tls"
-    with shop.load() as load:
-        shop.cluster.api.delete(secret)
-        _kill_operators(shop)
-        for pod in pods:
-            shop.cluster.until(
-                lambda p=pod: shop.certificate_of(p) != before[p],
-                f"{pod} shows a new certificate",
-                seconds=300,
-            )
-            load.until_more()
-    assert load.refused == []
-    shop.until_in_sync(3)
 
 
 def test_a_broker_that_the_kernel_kills_for_memory_comes_back_and_nothing_is_lost(
@@ -181,12 +164,6 @@ def _listening(shop: Shop, pod: str) -> Iterator[None]:
             yield
         finally:
             listener.kill()
-
-
-def _kill_operators(shop: Shop) -> None:
-    nodes = breakable(shop.cluster)
-    for pod in nodes.api.get(f"/api/v1/namespaces/{SYSTEM}/pods")["items"]:
-        nodes.node(pod["spec"]["nodeName"]).kill_pod(pod["metadata"]["uid"])
 
 
 async def _switch_over(shop: Shop, to: str) -> None:

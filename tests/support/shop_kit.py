@@ -12,18 +12,20 @@ import contextlib
 import json
 import os
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from cluster import images
 from cluster.api import ApiError, Json
 from cluster.bare import BareCluster
+from cluster.client import SECONDS_MAX, WholeCluster
 from cluster.client import Client as Cluster
-from cluster.client import WholeCluster
 from cluster.fixtures import breakable
 from cluster.node import Node
 from cluster.tools import tool
@@ -37,10 +39,18 @@ CHART = Path(__file__).parents[2] / "helm"
 SYSTEM = "firn-system"
 TOPIC = "quotes"
 KEYS = 64
+LEASE_TTL_SECONDS = 3
 # On Python 3.11 aiohttp leaves a TLS connection whose peer is unreachable to close by itself, half a minute later:
 # Python tells of it when the loop has ended before.
 UNREACHABLE_PEERS = "ignore::pytest.PytestUnraisableExceptionWarning"
 _GROUP = "/apis/firn.dev/v1alpha1/namespaces"
+_ASK = """
+import http.client
+asked = http.client.HTTPConnection("127.0.0.1", 7701, timeout=20)
+asked.request("GET", "/readyz")
+answer = asked.getresponse()
+print(answer.status, answer.read().decode())
+"""
 
 
 def install(cluster: WholeCluster) -> None:
@@ -89,7 +99,7 @@ class Shop:
         self,
         *,
         replicas: int = 3,
-        lease_ttl: str = "3s",
+        lease_ttl: str = f"{LEASE_TTL_SECONDS}s",
         spec: Mapping[str, Any] | None = None,
         topic: Mapping[str, Any] | None = None,
     ) -> None:
@@ -124,10 +134,22 @@ class Shop:
         """The BrokerCluster as a person changes it."""
         self.cluster.api.patch(f"{_GROUP}/{self.space}/brokerclusters/{self.name}", change)
 
+    def patch_topic(self, change: Json) -> None:
+        """The same of the topic."""
+        self.cluster.api.patch(f"{_GROUP}/{self.space}/compactedtopics/{TOPIC}", change)
+
+    def lease(self) -> Json:
+        return self.cluster.api.get(
+            f"/apis/coordination.k8s.io/v1/namespaces/{self.space}/leases/{self.group}"
+        )
+
     def record(self) -> Json:
         """The group record, as the Lease has it."""
-        path = f"/apis/coordination.k8s.io/v1/namespaces/{self.space}/leases/{self.group}"
-        notes = self.cluster.api.get(path)["metadata"].get("annotations", {})
+        return self.record_in(self.lease())
+
+    @staticmethod
+    def record_in(lease: Json) -> Json:
+        notes = lease["metadata"].get("annotations", {})
         found: Json = json.loads(notes.get("firn.dev/group-record", "{}"))
         return found
 
@@ -210,15 +232,57 @@ class Shop:
         """The pod's processes die at once, without a word; the kubelet starts its container again."""
         assert self.node_of(pod).kill_pod(self.uid_of(pod)), f"nothing ran in {pod}"
 
+    def readiness_within(self, node: Node, uid: str) -> tuple[int, str]:
+        """What a broker answers when it is asked within its pod: its node may be cut off, its pod given up."""
+        process = next(iter(node.processes_of(uid)))
+        ask = ["nsenter", f"--target={process}", "--net", sys.executable, "-c", _ASK]
+        status, _, text = self.cluster.run(ask).partition(" ")
+        return int(status), text
+
+    def make_unplaced(self, pod: str, *, minutes: int) -> None:
+        """A pod for which there is no node has waited for so long already, by what its status says."""
+        path = f"/api/v1/namespaces/{self.space}/pods/{pod}"
+
+        def waits() -> Json | None:
+            conditions = self.pod(pod)["status"].get("conditions", [])
+            return next((each for each in conditions if _is_unplaced(each)), None)
+
+        condition = self.cluster.until(waits, f"{pod} finds no node")
+        since = datetime.now(UTC) - timedelta(minutes=minutes)
+        condition["lastTransitionTime"] = since.strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.cluster.api.patch(f"{path}/status", {"status": {"conditions": [condition]}}, "strategic-merge")
+
+    def secret(self, name: str) -> Json:
+        return self.cluster.api.get(f"/api/v1/namespaces/{self.space}/secrets/{name}")
+
     def certificate_of(self, pod: str) -> str:
         """What the broker of a pod shows to whoever connects now, in PEM."""
         return ssl.get_server_certificate((self.pod(pod)["status"]["podIP"], 7700), timeout=60)
 
+    def pods(self) -> list[Json]:
+        """Of the brokers."""
+        labels = f"firn.dev/cluster={self.name},app.kubernetes.io/component=broker"
+        path = f"/api/v1/namespaces/{self.space}/pods"
+        found: list[Json] = self.cluster.api.get(path, labelSelector=labels)["items"]
+        return found
+
+    def uids(self) -> set[str]:
+        """Of the broker pods that are ready."""
+        return {str(pod["metadata"]["uid"]) for pod in self.pods() if _is_ready(pod)}
+
+    def are_all_others_than(self, before: set[str]) -> bool:
+        """Whether as many pods as there were are ready, and none of those."""
+        now = self.uids()
+        return len(now) == len(before) and not now & before
+
+    def volume_sizes(self) -> set[str]:
+        """That the volumes of the brokers have."""
+        claims = self.cluster.api.get(f"/api/v1/namespaces/{self.space}/persistentvolumeclaims")["items"]
+        return {claim["status"]["capacity"]["storage"] for claim in claims}
+
     def images(self) -> set[str]:
         """Of the broker pods that are ready."""
-        labels = f"firn.dev/cluster={self.name},app.kubernetes.io/component=broker"
-        pods = self.cluster.api.get(f"/api/v1/namespaces/{self.space}/pods", labelSelector=labels)["items"]
-        return {pod["spec"]["containers"][0]["image"] for pod in pods if _is_ready(pod)}
+        return {pod["spec"]["containers"][0]["image"] for pod in self.pods() if _is_ready(pod)}
 
     def until_master(self, *, other_than: str) -> str:
         """The next one."""
@@ -227,12 +291,14 @@ class Shop:
         )
         return found
 
-    def until_in_sync(self, count: int) -> None:
-        self.cluster.until(lambda: len(self.in_sync()) == count, f"{count} replicas are in sync")
+    def until_in_sync(self, count: int, *, seconds: float = SECONDS_MAX) -> None:
+        self.cluster.until(
+            lambda: len(self.in_sync()) == count, f"{count} replicas are in sync", seconds=seconds
+        )
 
     def client(self, *, timeout: float = 120) -> Client:
         """An administrator outside of the cluster."""
-        files = self._credentials()
+        files = self.write_credentials()
         addresses = [f"{self.group}-{i}.{self.group}.{self.space}.svc:7700" for i in range(3)]
         credentials = {"tls_ca": "ca.crt", "tls_cert": "tls.crt", "tls_key": "tls.key"}
         paths = {name: str(files / file) for name, file in credentials.items()}
@@ -263,9 +329,9 @@ class Shop:
             raise OSError(f"pod {name} has no address yet")
         return f"{pod['status']['podIP']}:7700"
 
-    def _credentials(self) -> Path:
-        secret = self.cluster.api.get(f"/api/v1/namespaces/{self.space}/secrets/{self.name}-admin")
-        for name, data in secret["data"].items():
+    def write_credentials(self) -> Path:
+        """The administrator's, as the Secret has them now; clients that are there read them anew, as from a mounted one."""
+        for name, data in self.secret(f"{self.name}-admin")["data"].items():
             (self.folder / name).write_bytes(base64.b64decode(data))
         return self.folder
 
@@ -373,6 +439,10 @@ class _Forwarded(Client):
             await super().close(flush=flush)
         finally:
             await self._forwards.close()
+
+
+def _is_unplaced(condition: Json) -> bool:
+    return bool(condition["type"] == "PodScheduled" and condition["status"] == "False")
 
 
 def _is_ready(pod: Json) -> bool:

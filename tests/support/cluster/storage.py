@@ -1,7 +1,8 @@
 """Volumes: each claim gets a folder of the node that its pod was scheduled to, and loses it with the claim.
 
 The StorageClass `local` waits for the first consumer, so the scheduler has chosen a node when the claim comes here; the
-PersistentVolume is bound to that node for good, as a disk of that machine would be.
+PersistentVolume is bound to that node for good, as a disk of that machine would be. Sizes are what is said of a volume: its
+folder has the room of the disk, and a claim that asks for more is told at once that it has it.
 """
 
 import shutil
@@ -36,7 +37,7 @@ class Volumes:
             "provisioner": PROVISIONER,
             "volumeBindingMode": "WaitForFirstConsumer",
             "reclaimPolicy": "Delete",
-            "allowVolumeExpansion": False,
+            "allowVolumeExpansion": True,
         }
         self._api.post("/apis/storage.k8s.io/v1/storageclasses", made)
         self._thread.start()
@@ -49,6 +50,7 @@ class Volumes:
         while not self._ended.wait(_EVERY_SECONDS):
             try:
                 self._make()
+                self._grow()
                 self._delete()
             except (ApiError, OSError):
                 pass  # the API is away, or somebody was faster: the next turn looks again
@@ -82,6 +84,17 @@ class Volumes:
         except ApiError as error:
             if error.reason != "AlreadyExists":
                 raise
+
+    def _grow(self) -> None:
+        for claim in self._api.get("/api/v1/persistentvolumeclaims")["items"]:
+            asked = claim["spec"]["resources"]["requests"]
+            about, has = claim["metadata"], claim["status"].get("capacity")
+            if claim["spec"].get("storageClassName") != STORAGE_CLASS or has is None or has == asked:
+                continue
+            path = f"/api/v1/namespaces/{about['namespace']}/persistentvolumeclaims/{about['name']}/status"
+            self._api.patch(path, {"status": {"capacity": asked}})
+            volume = f"/api/v1/persistentvolumes/{claim['spec']['volumeName']}"
+            self._api.patch(volume, {"spec": {"capacity": asked}})
 
     def _delete(self) -> None:
         for volume in self._api.get("/api/v1/persistentvolumes")["items"]:

@@ -1,6 +1,6 @@
 """``make drill-cluster``: a master lost again and again on a real Kubernetes, under load. Exit code 1 beyond a bound.
 
-Each round loses the master of a group of three in one of these ways, waits for the next one and for three replicas in
+Each round of `kill` and `cut` loses the master of a group of three, waits for the next one and for three replicas in
 sync, and says how long nobody's write was acknowledged. At the end every acknowledged record has to be there.
 
 ======  ================================================================  ===============================
@@ -10,10 +10,12 @@ kill    SIGKILL to the processes of the pod, then the pod is deleted      the 99
                                                                           is below 5 s
 cut     the link of the pod's node is down until there is a new master,   a new master within 15 s, all
         and for ten seconds more                                          in sync 180 s after the link is up
+rest    nothing, for five minutes, nobody writes                          nothing is written to the API server
+                                                                          but renewals of Leases
 ======  ================================================================  ===============================
 
 `leaseTtl` is 3 s. Where a gap comes from is told by moments of the round, in seconds after the blow: when the Lease
-was last renewed, when it named the next master, when the first write was acknowledged.
+was last renewed and when the next master was elected, by the Lease's own times, and when a write was acknowledged.
 """
 
 import argparse
@@ -21,20 +23,22 @@ import signal
 import statistics
 import sys
 import tempfile
-import threading
 import time
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.bare import BareCluster
 from cluster.errors import CannotRun, DidNotBuild, DidNotStart
 from shop_kit import Load, Shop, install
+from shop_rest import LEASES, others_than_renewals, writes_since
+from shop_watch import LeaseWatch, wall_seconds
 
 GAP_P99_SECONDS = 5.0
 MASTER_SECONDS = 15.0
 IN_SYNC_SECONDS = 180.0
+SETTLE_SECONDS = 30.0  # until what was made is told
 CUT_SECONDS = 10.0  # beyond the next master: time enough to answer what it must not
-LOOK_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,50 +60,11 @@ class Round:
         )
 
 
-@dataclass
-class Watcher:
-    """When the Lease was last renewed by the master that is lost, and when it named the next one; seen from outside."""
-
-    shop: Shop
-    renewed_at: float = 0.0
-    master: str = ""
-    elected_at: float = 0.0
-    _epoch: int = 0  # of the one that is lost
-    _version: int = 0
-    _ended: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        self._epoch = self.shop.epoch()
-        self._look()
-        self._thread = threading.Thread(target=self._run, name="watcher")
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._ended.set()
-        if self._thread:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(LOOK_SECONDS):
-            self._look()
-
-    def _look(self) -> None:
-        now, record = time.monotonic(), self.shop.record()
-        if record.get("version", 0) == self._version:
-            return
-        self._version = record["version"]
-        if record["epoch"] == self._epoch:
-            self.renewed_at = now
-        elif record.get("master") and not self.master:
-            self.elected_at = now
-            self.master = record["members"][record["master"]["log_id"]]["node"]
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(prog="cluster_drill", description=__doc__)
-    parser.add_argument("way", choices=["kill", "cut"])
+    parser.add_argument("way", choices=["kill", "cut", "rest"])
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--seconds", type=float, default=300.0, help="of rest")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the cluster does not outlive the drill
     try:
@@ -110,6 +75,8 @@ def main() -> int:
                 shop.apply()
                 shop.until_ready()
                 shop.until_in_sync(3)
+                if options.way == "rest":
+                    return _rest(cluster, shop, options.seconds)
                 with shop.load() as load:
                     rounds = [_round(shop, load, options.way, number) for number in range(options.rounds)]
                 return _judge(rounds, options.way, load)
@@ -122,12 +89,10 @@ def _round(shop: Shop, load: Load, way: str, number: int) -> Round:
     load.until_more()
     lost = shop.master()
     node = shop.node_of(lost)
-    watcher = Watcher(shop)
-    watcher.start()
-    try:
+    with LeaseWatch(shop) as watch:
         load.gap_seconds = 0.0
         time.sleep(0.1 * (number % 6))  # at another point between two renewals each time
-        blow = time.monotonic()
+        blow, blow_time = time.monotonic(), wall_seconds()
         if way == "kill":
             shop.kill_broker(lost)
             shop.delete_pod(lost, seconds=0)
@@ -137,8 +102,6 @@ def _round(shop: Shop, load: Load, way: str, number: int) -> Round:
         load.until_more(1)
         acknowledged = load.resumed_at
         load.until_more(20)
-    finally:
-        watcher.stop()
     healed = blow
     if way == "cut":
         time.sleep(CUT_SECONDS)
@@ -146,11 +109,24 @@ def _round(shop: Shop, load: Load, way: str, number: int) -> Round:
         healed = time.monotonic()
     shop.until_in_sync(3)
     found = Round(
-        lost, watcher.master, watcher.renewed_at - blow, watcher.elected_at - blow, acknowledged - blow,
+        lost, watch.master, watch.renewed - blow_time, watch.elected - blow_time, acknowledged - blow,
         load.gap_seconds, time.monotonic() - healed,
     )  # fmt: skip
     print(found.line(number), flush=True)
     return found
+
+
+def _rest(cluster: BareCluster, shop: Shop, seconds: float) -> int:
+    """Nobody asks for anything: what is written to the API server."""
+    time.sleep(SETTLE_SECONDS)
+    mark = cluster.audit.mark()
+    time.sleep(seconds)
+    renewals = Counter(each.name for each in writes_since(cluster, shop, mark) if each.resource == LEASES)
+    written = others_than_renewals(cluster, shop, mark)
+    told = ", ".join(f"{name} {count}" for name, count in sorted(renewals.items()))
+    print(f"{seconds:.0f} s at rest: {len(written)} writes beside the renewals of Leases ({told})")
+    print(*written, sep="\n")
+    return 1 if written else 0
 
 
 def _judge(rounds: list[Round], way: str, load: Load) -> int:

@@ -1,0 +1,36 @@
+"""Settings that change while a topic is written to: what counts at once, and what needs new pods."""
+
+import pytest
+from shop_kit import UNREACHABLE_PEERS, Shop
+from shop_watch import AwayWatch
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.usefixtures("whole"),
+    pytest.mark.filterwarnings(UNREACHABLE_PEERS),
+]
+
+
+def test_settings_that_count_at_once_restart_no_broker(shop: Shop) -> None:
+    before = shop.uids()
+    with shop.load() as load, AwayWatch(shop) as watch:
+        shop.patch_topic({"spec": {"compaction": {"maxLag": "1h"}, "retention": {"time": "48h"}}})
+        shop.patch({"spec": {"storage": {"size": "2Gi"}, "security": {"networkPolicy": False}}})
+        shop.cluster.until(lambda: shop.volume_sizes() == {"2Gi"}, "every volume has the new size")
+        shop.until_ready()  # by what is said of these generations
+        shop.patch({"spec": {"security": {"networkPolicy": True}}})
+        shop.until_ready()
+        load.until_more()
+    assert (load.refused, watch.most_away, shop.uids()) == ([], 0, before)
+
+
+def test_a_setting_of_the_brokers_goes_to_one_pod_after_the_other(shop: Shop) -> None:
+    before = shop.uids()
+    with shop.load() as load, AwayWatch(shop) as watch:
+        shop.patch({"spec": {"config": {"openFiles": 640}}})
+        shop.cluster.until(lambda: shop.are_all_others_than(before), "every broker is a new one", seconds=300)
+        shop.until_in_sync(3)
+        load.until_more()
+    assert load.refused == []
+    assert watch.most_away == 1
+    print(f"gap {load.gap_seconds:.1f} s")
