@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
-from firn.errors import Conflict, FirnError, Forbidden, Invalid
+from firn.errors import Conflict, FirnError, Forbidden, Invalid, Unavailable
 from firn_operator import steps as planned
 from firn_operator.brokers import Brokers, way_to
 from firn_operator.events import Events
@@ -24,6 +24,7 @@ from firn_operator.names import (
 )  # fmt: skip
 from firn_operator.objects import owner_of
 from firn_operator.observe import ClusterState, GroupState, cluster_of, pod_state
+from firn_operator.queue import Interrupted
 from firn_operator.secrets import Secrets
 from firn_operator.spec import min_in_sync_of
 from firn_operator.volumes import Volumes
@@ -59,9 +60,9 @@ class Actions:
         """Do them in order; without the place of its record nothing more of a group is made, and a resource is let go
         only when all before was done.
 
-        Errors: Unavailable ends the pass, which begins anew later.
+        Errors: Unavailable ends the pass, which begins anew later; Interrupted, when some of them were done.
         """
-        outcome = Outcome()
+        outcome, done = Outcome(), 0
         for action in actions:
             if isinstance(action, planned.Finalize) and (outcome.is_stale or outcome.failed):
                 outcome.is_stale = True
@@ -74,10 +75,17 @@ class Actions:
             except (Invalid, Forbidden) as error:
                 _log.warning("%s: %s", action.why, error.message)
                 outcome.failed.append(_refused(action, error))
+            except Unavailable as error:
+                if not done:
+                    raise
+                raise Interrupted(error.message) from error
             else:
+                done += 1
                 continue
             if isinstance(action, planned.MakeLease):
                 break  # a BrokerGroup says that its Lease was made
+            if isinstance(action, planned.WriteSecret) and outcome.is_stale:
+                break  # what follows may be signed by, or trust, a CA that was not stored
         return outcome
 
     async def _run(

@@ -5,15 +5,20 @@ label. It is started when this operator leads, and only then.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import kopf
 
+from firn.errors import Unavailable
 from firn_operator.kube import NODE, OWNED, WATCHED, Kind, Obj
 from firn_operator.names import SELECTOR
 
 CHECK_S = 2.0
+STOPPED_S = 10.0  # in which kopf's tasks have ended
+BEGUN_S = (
+    120.0  # in which all watches have begun; an API server that does not answer is asked again meanwhile
+)
 WATCHER = "watcher for "  # how kopf names the task of a watch
 Event = Callable[[Obj, bool], Awaitable[None]]
 
@@ -86,22 +91,56 @@ class _Backoffs:
 
 
 async def watch(event: Event, *, namespaces: tuple[str, ...], sees_nodes: bool, stop: asyncio.Event) -> None:
-    """Watch until ``stop``. Errors: whatever ends a watch for good; the process ends with it."""
-    await kopf.operator(
+    """Watch until ``stop``, SIGTERM or SIGINT. Errors: Unavailable when a watch ends for good; the process ends with it.
+
+    Not ``kopf.operator``: after a watch has failed, that cancels whatever began after it, each watch with what wakes it for
+    a pause, which takes the one for the other, begins anew, and waits for credentials for ever.
+    """
+    roots = await kopf.spawn_tasks(
         registry=registry_of(event, sees_nodes=sees_nodes), settings=settings_of(), standalone=True,
         clusterwide=not namespaces, namespaces=list(namespaces), stop_flag=stop,
     )  # fmt: skip
+    ear = asyncio.create_task(hearing(watches_of(namespaces, sees_nodes=sees_nodes)), name="hearing")
+    try:
+        done, _ = await asyncio.wait([*roots, ear], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        ear.cancel()
+        await _end(roots)
+        await _end(_watches())
+    for task in done:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise Unavailable(f"a watch has ended for good: {type(error).__name__} {error}") from error
+    if ear in done:
+        raise Unavailable("a watch has ended for good, or has never begun")
 
 
-async def hearing() -> None:
-    """Return when there are fewer watches than there were.
+async def _end(tasks: Collection[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        done, _ = await asyncio.wait(tasks, timeout=STOPPED_S)
+        await asyncio.gather(*done, return_exceptions=True)  # so that none counts as an error that nobody saw
 
-    An error within a watch's stream, other than that it is too old, ends that watch for good, and kopf goes on without it.
+
+def _watches() -> list[asyncio.Task[None]]:
+    return [task for task in asyncio.all_tasks() if task.get_name().startswith(WATCHER)]
+
+
+def watches_of(namespaces: tuple[str, ...], *, sees_nodes: bool) -> int:
+    """How many watches there are to be."""
+    return max(1, len(namespaces)) * len((*WATCHED, *OWNED)) + sees_nodes
+
+
+async def hearing(watches: int, *, check_s: float = CHECK_S, begun_s: float = BEGUN_S) -> None:
+    """Return when there are fewer watches than there are to be: one has ended, or has not begun in time.
+
+    kopf itself goes on without a kind that it does not find.
     """
-    most = 0
+    loop = asyncio.get_running_loop()
+    latest, have_all_begun = loop.time() + begun_s, False
     while True:
-        await asyncio.sleep(CHECK_S)
-        watches = sum(task.get_name().startswith(WATCHER) for task in asyncio.all_tasks())
-        if watches < most:
+        await asyncio.sleep(check_s)
+        if len(_watches()) >= watches:
+            have_all_begun = True
+        elif have_all_begun or loop.time() > latest:
             return
-        most = watches

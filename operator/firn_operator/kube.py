@@ -9,6 +9,7 @@ Answers of writes are the objects as they are stored now, so that the caller's c
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -267,7 +268,8 @@ async def load_client(context: str | None = None) -> ApiClient:
         config.load_incluster_config(client_configuration=configuration)
     except config.ConfigException:
         try:
-            await config.load_kube_config(client_configuration=configuration, context=context)
+            file = os.environ.get("KUBECONFIG") or None
+            await config.load_kube_config(file, context=context, client_configuration=configuration)
         except (config.ConfigException, OSError) as error:
             raise Invalid(f"no way to the Kubernetes API: {error}; give KUBECONFIG") from error
     configuration.retries = None

@@ -22,6 +22,7 @@ from firn_operator.names import LABEL_NAME
 _log = logging.getLogger(__name__)
 
 RENEW_S, ACT_S, TAKE_AFTER_S = 3.0, 10.0, 15.0
+RETRY_S = 1.0  # after a renewal that failed: one bad answer in three must not cost the lead
 _Clock = Callable[[], float]
 T = TypeVar("T")
 
@@ -58,11 +59,14 @@ class Leader:
 
     async def keep(self) -> None:
         """Renew for as long as that works; return when this process does not lead any more."""
+        pause = RENEW_S
         while True:
-            await asyncio.sleep(RENEW_S * self._randomness.uniform(0.8, 1.0))
+            await asyncio.sleep(pause * self._randomness.uniform(0.8, 1.0))
+            before = self._until
             # Asked before the tick: what was not renewed in time is not taken back as if nothing had been.
             if not self.is_leading() or not await self.tick():
                 return
+            pause = RENEW_S if self._until > before else RETRY_S
 
     async def tick(self) -> bool:
         """One look at the Lease, and one try to have it; whether this process leads."""

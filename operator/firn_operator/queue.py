@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Generic, TypeVar
 
-from firn.errors import FirnError
+from firn.errors import FirnError, Unavailable
 
 K = TypeVar("K")
 _log = logging.getLogger(__name__)
@@ -19,10 +19,15 @@ _log = logging.getLogger(__name__)
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.25, 60.0
 
 
+class Interrupted(Unavailable):
+    """Something was done before the API server failed: the rest of it is not put off for longer and longer."""
+
+
 class WorkQueue(Generic[K]):
     """``work(key)`` gives the seconds after which to look at the key again without any cause, None: never.
 
-    Any exception of it counts as a failure: the key comes back after a pause that doubles, with jitter.
+    Any exception of it counts as a failure: the key comes back after a pause, with jitter, that doubles as long as
+    nothing is done (``Interrupted``).
     """
 
     def __init__(self, work: Callable[[K], Awaitable[float | None]], randomness: Random) -> None:
@@ -94,7 +99,8 @@ class WorkQueue(Generic[K]):
                 await self._finish(key, again)
 
     def _failed(self, key: K, error: Exception) -> float:
-        count = self._failures[key] = self._failures.get(key, 0) + 1
+        count = 1 if isinstance(error, Interrupted) else self._failures.get(key, 0) + 1
+        self._failures[key] = count
         self.failed += 1
         doubled: float = min(BACKOFF_FIRST_S * 2.0 ** min(count - 1, 16), BACKOFF_MAX_S)
         pause = doubled * self._randomness.uniform(0.5, 1.0)

@@ -15,12 +15,13 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TypeVar
 
 from firn.errors import FirnError, Forbidden, Unavailable
 from firn_operator.brokers import Brokers, RealBrokers
 from firn_operator.conditions import DEGRADED, find
 from firn_operator.feed import Feed
-from firn_operator.handlers import hearing, watch
+from firn_operator.handlers import watch
 from firn_operator.health import Health, Metrics, serve
 from firn_operator.kube import CLUSTER, NODE, Kube, Obj, RealKube, load_client, name_of, namespace_of
 from firn_operator.leader import Fencing, Leader
@@ -30,9 +31,10 @@ from firn_operator.queue import WorkQueue
 from firn_operator.reconcile import Key, Reconciler
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 WORKERS = 16
-STOPPED_S = 10.0  # in which kopf has ended after a signal
+PAUSE_S, PAUSE_MAX_S = 0.5, 10.0  # between tries to read what is there
 SWEEP_S = 300.0  # how long an object that went unseen may stay in the cache
 
 
@@ -45,6 +47,7 @@ class Settings:
     identity: str = "firn-operator"
     image: str = ""  # of brokers whose cluster names none
     spark_image: str = ""  # of runs of Spark; none: there is no Spark
+    sweep_s: float = SWEEP_S
 
 
 def settings_from(namespaces: str, port: int, lease: str) -> Settings:
@@ -86,7 +89,7 @@ class Operator:
         self.queue: WorkQueue[Key] = WorkQueue(self._pass, randomness)
         self.feed = Feed(self.cache, self.queue)
         self._kube = kube
-        self._sees_nodes = sees_nodes
+        self.sees_nodes = sees_nodes
         self._randomness = randomness
 
     async def _note(self, obj: Obj) -> None:
@@ -109,11 +112,11 @@ class Operator:
                 yield namespace_of(cluster), name_of(cluster), str(condition.get("reason", ""))
 
     async def sweep(self) -> None:
-        await self.feed.sweep(self._kube, sees_nodes=self._sees_nodes)
+        await self.feed.sweep(self._kube, sees_nodes=self.sees_nodes)
 
-    async def sweep_for_ever(self) -> None:
+    async def sweep_for_ever(self, every_s: float) -> None:
         while True:
-            await asyncio.sleep(SWEEP_S * self._randomness.uniform(0.8, 1.2))
+            await asyncio.sleep(every_s * self._randomness.uniform(0.8, 1.2))
             try:
                 await self.sweep()
             except FirnError as error:
@@ -133,7 +136,7 @@ async def run(settings: Settings) -> None:
         randomness=randomness,
     )
     metrics = Metrics()
-    sees_nodes = await _may_list_nodes(real)
+    sees_nodes = await _in_the_end(lambda: _may_list_nodes(real), lambda: True, randomness)
     fencing = Fencing(real, RealBrokers(), leader.left_s)
     operator = Operator(
         fencing, fencing, image=settings.image, spark_image=settings.spark_image, sees_nodes=sees_nodes,
@@ -158,7 +161,7 @@ async def run(settings: Settings) -> None:
         await _stoppable(leader.lead(), stop)
         if not stop.is_set():
             _log.warning("%s leads", leader.identity)
-            await _lead(operator, leader, health, settings, sees_nodes, stop)
+            await _lead(operator, leader, health, settings, randomness, stop)
     finally:
         await leader.release()
         await runner.cleanup()
@@ -170,31 +173,28 @@ async def _lead(
     leader: Leader,
     health: Health,
     settings: Settings,
-    sees_nodes: bool,
+    randomness: random.Random,
     stop: asyncio.Event,
 ) -> None:
     """Work for as long as this process leads. Errors: as those of ``run``."""
     keeping = asyncio.create_task(leader.keep(), name="leader")
     parts: list[asyncio.Task[None]] = [keeping]
     try:
-        await operator.sweep()
+        await _in_the_end(operator.sweep, lambda: leader.is_leading() and not stop.is_set(), randomness)
         health.is_listed = True
         parts += [
             asyncio.create_task(operator.queue.run(WORKERS), name="workers"),
-            asyncio.create_task(operator.sweep_for_ever(), name="sweeps"),
-            asyncio.create_task(hearing(), name="hearing"),
-            asyncio.create_task(_watch(operator, settings, sees_nodes, stop), name="watches"),
+            asyncio.create_task(operator.sweep_for_ever(settings.sweep_s), name="sweeps"),
+            asyncio.create_task(_watch(operator, settings, stop), name="watches"),
         ]
         await operator.feed.look_at_everything()
         done, _ = await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         ended = done.pop()
-        if ended.get_name() == "hearing":  # watches also go when a signal ends them
-            await asyncio.wait(parts[-1:], timeout=STOPPED_S)
         if ended is keeping and not stop.is_set():
             raise Unavailable("this operator does not lead any more")
         ended.result()
         if not stop.is_set() and ended.get_name() != "watches":
-            raise Unavailable(f"the operator's {ended.get_name()} has ended")
+            raise Unavailable(f"the operator's {ended.get_name()} have ended")
     finally:
         stop.set()
         for part in parts[1:]:
@@ -204,13 +204,13 @@ async def _lead(
         await asyncio.gather(keeping, return_exceptions=True)
 
 
-async def _watch(operator: Operator, settings: Settings, sees_nodes: bool, stop: asyncio.Event) -> None:
+async def _watch(operator: Operator, settings: Settings, stop: asyncio.Event) -> None:
     """Watches until SIGTERM or SIGINT, which kopf listens for, or ``stop``."""
 
     async def event(obj: Obj, is_gone: bool) -> None:
         await operator.feed.event(obj, is_gone=is_gone)
 
-    await watch(event, namespaces=settings.namespaces, sees_nodes=sees_nodes, stop=stop)
+    await watch(event, namespaces=settings.namespaces, sees_nodes=operator.sees_nodes, stop=stop)
     stop.set()
 
 
@@ -228,6 +228,22 @@ async def _stoppable(waiting: Awaitable[None], stop: asyncio.Event) -> None:
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _in_the_end(
+    ask: Callable[[], Awaitable[T]], goes_on: Callable[[], bool], randomness: random.Random
+) -> T:
+    """What is asked for, as soon as the API server has it. Errors: Unavailable when it is too late."""
+    pause = PAUSE_S
+    while True:
+        try:
+            return await ask()
+        except Unavailable as error:
+            if not goes_on():
+                raise
+            _log.warning("at the start: %s", error.message)
+        await asyncio.sleep(pause * randomness.uniform(0.5, 1.0))
+        pause = min(pause * 2, PAUSE_MAX_S)
 
 
 async def _may_list_nodes(kube: RealKube) -> bool:

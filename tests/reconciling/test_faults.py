@@ -22,8 +22,9 @@ from operator_kit import (
 from firn.errors import Conflict, FirnError, Unavailable
 from firn_operator.brokers import Way
 from firn_operator.guard import record_of
-from firn_operator.kube import CLUSTER, GROUP, LEASE, POD, name_of
+from firn_operator.kube import CLUSTER, CONFIG_MAP, GROUP, LEASE, POD, name_of
 from firn_operator.leader import ACT_S, TAKE_AFTER_S, Deposed, Fencing, Leader
+from firn_operator.queue import Interrupted
 from firn_operator.reconcile import Key
 
 
@@ -96,6 +97,47 @@ def test_conflicts_and_failing_answers_on_half_of_all_writes_converge_to_the_sam
     assert len(world.writes(before)) <= 5 * clean + 20
     assert world.most_down <= 1
     assert world.lost_writes == []
+
+
+def test_of_a_ca_that_could_not_be_stored_nothing_is_made() -> None:
+    world = World()
+    world.cluster()
+
+    def refuse(request: Request) -> None:
+        if request.is_write and request.kind == "Secret":
+            raise Conflict("it is there already")
+
+    world.on_request = refuse
+    asyncio.run(one_round(new_operator(world)))
+    assert world.all(CONFIG_MAP) == []
+    world.on_request = allow
+    asyncio.run(until_quiet(world, new_operator(world)))
+    trust = world.find(CONFIG_MAP, "main-ca")
+    assert trust is not None
+    assert trust["data"]["ca.crt"].count("BEGIN CERTIFICATE") == 1
+
+
+def test_a_pass_that_got_on_before_the_api_server_failed_is_not_put_off_for_longer_and_longer() -> None:
+    world = World()
+    world.cluster()
+    count = 0
+
+    def ask(request: Request) -> None:
+        nonlocal count
+        count += request.is_write
+        if request.is_write and count % 2 == 0:
+            raise Unavailable("500")
+
+    async def run() -> None:
+        operator = new_operator(world)
+        await operator.sweep()
+        key = Key("cluster", NAMESPACE, "main")
+        for _ in range(5):
+            with pytest.raises(Interrupted):
+                await operator.reconciler.work(key)
+
+    world.on_request = ask
+    asyncio.run(run())
 
 
 def test_a_stale_cache_in_a_roll_stops_nobody_while_another_one_is_away() -> None:

@@ -13,7 +13,7 @@ from firn.errors import Unavailable
 from firn_operator.health import Health, Metrics
 from firn_operator.kube import CLUSTER, SERVICE, TOPIC, Obj
 from firn_operator.observe import Cache
-from firn_operator.queue import WorkQueue
+from firn_operator.queue import Interrupted, WorkQueue
 from firn_operator.reconcile import Key
 from firn_operator.same import covers, digest, is_applied, sealed
 
@@ -88,6 +88,29 @@ def test_a_key_whose_work_fails_comes_back_later_and_later() -> None:
     asyncio.run(working(work, use))
     pauses = [later - earlier for earlier, later in itertools.pairwise(loop_times)]
     assert all(pause >= least for pause, least in zip(pauses, (0.125, 0.25, 0.5), strict=True))
+
+
+def test_a_key_whose_work_gets_on_before_it_fails_is_not_put_off_for_longer_and_longer() -> None:
+    failures: list[int] = []
+
+    async def use(queue: WorkQueue[str]) -> None:
+        await queue.add("a")
+        await queue.settle(within=60)
+
+    async def run() -> None:
+        async def work(key: str) -> None:
+            failures.append(queue.failures(key))
+            if len(failures) < 4:
+                raise Interrupted("away")
+
+        queue: WorkQueue[str] = WorkQueue(work, Random(0))
+        task = asyncio.create_task(queue.run(1))
+        await use(queue)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(run())
+    assert failures == [0, 1, 1, 1]
 
 
 def test_work_that_asks_for_it_is_done_again_without_a_cause() -> None:
