@@ -129,7 +129,7 @@ def test_a_switchover_moves_the_master_to_the_pod_that_was_named(shop: Shop) -> 
     before = shop.master()
     wanted = next(name for name in shop.in_sync() if name != before)
     with shop.load() as load:
-        asyncio.run(_switch_over(shop, wanted))
+        shop.switch_over(wanted)
         assert shop.master() == wanted
         load.until_more()
     assert load.refused == []
@@ -197,11 +197,6 @@ def test_brokers_fail_over_while_there_is_no_operator(shop: Shop) -> None:
     finally:
         shop.cluster.api.patch(deployment, {"spec": {"replicas": 2}})
     shop.cluster.until(lambda: shop.told_master() == shop.master(), "what is told of the group is what it is")
-
-
-async def _switch_over(shop: Shop, to: str) -> None:
-    async with shop.client() as client:
-        await client.switchover(0, to=to)
 
 
 async def _table(shop: Shop) -> dict[bytes, bytes]:

@@ -1,6 +1,5 @@
 """What a kubelet, the kernel and the network's rules do to brokers (drills 36, 38 and 39)."""
 
-import asyncio
 import contextlib
 import signal
 import subprocess
@@ -143,7 +142,7 @@ def test_a_namespace_that_lets_nothing_in_by_default_lets_clients_reach_brokers_
             assert "may not" in refused.stderr
             with shop.load() as load:
                 standby = next(name for name in shop.in_sync() if name != broker)
-                asyncio.run(_switch_over(shop, standby))
+                shop.switch_over(standby)
                 load.until_more()
             assert load.refused == []
             assert len(shop.in_sync()) == 3
@@ -164,8 +163,3 @@ def _listening(shop: Shop, pod: str) -> Iterator[None]:
             yield
         finally:
             listener.kill()
-
-
-async def _switch_over(shop: Shop, to: str) -> None:
-    async with shop.client() as client:
-        await client.switchover(0, to=to)

@@ -33,7 +33,7 @@ from cluster.tools import tool
 from firn.cli.kube.forwarding import Forwards
 from firn.cli.kube.kubectl import Kubectl
 from firn.client import Client
-from firn.errors import FirnError
+from firn.errors import FirnError, Unavailable
 
 CHART = Path(__file__).parents[2] / "helm"
 SYSTEM = "firn-system"
@@ -295,6 +295,18 @@ class Shop:
         self.cluster.until(
             lambda: len(self.in_sync()) == count, f"{count} replicas are in sync", seconds=seconds
         )
+
+    def switch_over(self, to: str) -> None:
+        """As a person does it, who asks again where a busy machine kept the new master from its lease."""
+        self.cluster.until(lambda: asyncio.run(self._switched_over(to)), f"{to} is made master and stays it")
+
+    async def _switched_over(self, to: str) -> bool:
+        async with self.client() as client:
+            try:
+                await client.switchover(0, to=to)
+            except Unavailable:
+                return self.master() == to
+        return True
 
     def client(self, *, timeout: float = 120) -> Client:
         """An administrator outside of the cluster."""

@@ -18,7 +18,7 @@ async def switch_over(
     """Change a group's master, and wait until the new one takes writes.
 
     Shape: ``group, from, to, address, epoch, forced`` as the broker answers. Errors: Invalid for what does not exist;
-    Unavailable why it was not done; Timeout when the new master does not act in time.
+    Unavailable why it was not done, or did not last; Timeout when the new master does not act in time.
     """
     if accept_data_loss and to is None:
         raise Invalid("accepting data loss: name the node whose data shall count")
@@ -90,18 +90,24 @@ def _address_of_node(rows: list[Document], to: str | None) -> str:
 
 
 async def _until_master(transport: Transport, found: Document, deadline: float) -> None:
-    """Return when the new master takes writes."""
+    """Return when the new master takes writes. *Errors*: Unavailable when it is none any more; Timeout."""
     why = "it has not answered"
     while (left := deadline - asyncio.get_running_loop().time()) > 0:
         try:
             answer = await transport.ask_once(
                 found["address"], f"{path_of('status')}?limit=1", seconds=min(left, ASK_S)
             )
+        except FirnError as error:
+            why = error.message
+        else:
             [row] = answer.document()["brokers"]
             if row["role"] == "master" and row["state"] == "serving":
                 return
+            if row["role"] == "standby" and row["epoch"] > found["epoch"]:
+                raise Unavailable(
+                    f"{found['to']} was made master in epoch {found['epoch']}, and somebody else has been elected since; "
+                    "`firn status` shows who, and it can be asked again"
+                )
             why = f"its role is {row['role']}; {row['reason']}"
-        except FirnError as error:
-            why = error.message
         await asyncio.sleep(POLL_S)
     raise Timeout(f"{found['to']} was made master and does not take writes yet: {why}")
