@@ -310,6 +310,15 @@ DrillTableOption = Annotated[
     typer.Option("--write-table", metavar="FILE", help="Put the results into the table of this file."),
 ]
 
+DrillReleaseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--release",
+        metavar="DIR",
+        help="Where another release lies, as PYTHONPATH would name it; for `upgrade`.",
+    ),
+]
+
 
 def drill_run(
     name: Annotated[str, typer.Argument(metavar="NAME|all")],
@@ -324,11 +333,15 @@ def drill_run(
     ] = None,
     table: DrillTableOption = None,
     output: OutputOption = None,
+    release: DrillReleaseOption = None,
 ) -> None:
     """Exit code 1 when something was lost or doubled, or took too long."""
     from firn_node.drills.command import run_drills
 
-    run_drills(name, seed=seed, seconds=seconds, lease_ttl_ms=lease_ttl, data=data, as_json=output == "json")
+    run_drills(
+        name, seed=seed, seconds=seconds, lease_ttl_ms=lease_ttl, data=data, as_json=output == "json", table=table,
+        release=release,
+    )  # fmt: skip
 
 
 def drill_all(
@@ -337,5 +350,6 @@ def drill_all(
     lease_ttl: DrillTtlOption = None,
     table: DrillTableOption = None,
     output: OutputOption = None,
+    release: DrillReleaseOption = None,
 ) -> None:
-    drill_run("all", seed, seconds, lease_ttl, None, table, output)
+    drill_run("all", seed, seconds, lease_ttl, None, table, output, release)

@@ -92,18 +92,30 @@ async def _kill_master_and_cut(stage: Stage) -> None:
 
 @_drill(
     "rolling-restart", "20", "SIGTERM and start of one replica after another, five times",
-    Bounds(gap_s=lambda ttl_s: 2.0),
+    Bounds(gap_s=lambda ttl_s: 2.0, has_failed_writes=False),
 )  # fmt: skip
 async def _rolling_restart(stage: Stage) -> None:
     for _ in range(5):
         for node in stage.nodes:
-            stage.note(f"SIGTERM {node.name}")
-            await node.stop()
-            await stage.start(node)
-            await stage.until_healthy()
+            await stage.restart(node)
 
 
-@_drill("switchovers", "21", "20 planned switchovers", Bounds(gap_s=lambda ttl_s: 1.0, elections_min=20))
+@_drill(
+    "upgrade", "24", "replicas of another release (`--release`) become this one's, one by one, and go back",
+    Bounds(gap_s=lambda ttl_s: 2.0, has_failed_writes=False), needs_release=True,
+)  # fmt: skip
+async def _upgrade(stage: Stage) -> None:
+    for release, name in ((None, "this release"), (stage.release, "the other one")):
+        for node in stage.nodes:
+            stage.note(f"{node.name} changes to {name}")
+            node.release = release
+            await stage.restart(node)
+
+
+@_drill(
+    "switchovers", "21", "20 planned switchovers",
+    Bounds(gap_s=lambda ttl_s: 1.0, elections_min=20, has_failed_writes=False),
+)  # fmt: skip
 async def _switchovers(stage: Stage) -> None:
     async with Client(stage.cluster.addresses, timeout=60) as client:
         for _ in range(20):

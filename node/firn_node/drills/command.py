@@ -3,14 +3,17 @@
 import asyncio
 import json
 import random
+import subprocess
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
 import typer
 
+import firn_node
 from firn.cli.running import fail
 from firn_node.drills.catalogue import DRILLS
+from firn_node.drills.processes import environment_of
 from firn_node.drills.table import update
 from firn_node.drills.verdict import Drill, Result, Settings, run_drill
 
@@ -38,8 +41,10 @@ def run_drills(
     data: str | None,
     as_json: bool,
     table: str | None = None,
+    release: str | None = None,
 ) -> None:
-    """Run the drill of this name, or ``all``; ``table``: the file whose table of results gets theirs.
+    """Run the drill of this name, or ``all``; ``table``: the file whose table of results gets theirs; ``release``:
+    where another release is imported from.
 
     *Errors*: typer.Exit 1 when one fails.
     """
@@ -53,10 +58,15 @@ def run_drills(
     settings = Settings(
         ttl_s=(lease_ttl_ms or LEASE_TTL_MS) / 1000, seconds=seconds, data=folder,
         say=lambda line: print(line, file=sys.stderr, flush=True),
+        release=None if release is None else _checked_release(release),
     )  # fmt: skip
-    results = [
-        _run(drill, seed, settings) for drill in (DRILLS.values() if name == "all" else [DRILLS[name]])
-    ]
+    drills = list(DRILLS.values()) if name == "all" else [DRILLS[name]]
+    missing = [drill for drill in drills if drill.needs_release and release is None]
+    for drill in missing:
+        if name != "all":
+            raise typer.BadParameter(f"{name}: give the folder of another release with --release")
+        settings.say(f"{drill.name} is left out: it needs another release (--release)")
+    results = [_run(drill, seed, settings) for drill in drills if drill not in missing]
     if table is not None:
         update(Path(table), results, settings.ttl_s)
     if as_json:
@@ -66,6 +76,20 @@ def run_drills(
         _print(results)
     if not all(result.passed for result in results):
         raise typer.Exit(1)
+
+
+def _checked_release(release: str) -> str:
+    """The folder, from the root. *Errors*: typer.Exit when no other release is imported from there."""
+    folder = str(Path(release).absolute())
+    found = subprocess.run(
+        [sys.executable, "-c", "import firn_node; print(firn_node.__file__)"],
+        env=environment_of(folder), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if found.returncode != 0 or not found.stdout.startswith(f"{folder}/"):
+        fail(f"--release {release}: no firn_node lies there; give a folder that PYTHONPATH could name")
+    if Path(found.stdout.strip()) == Path(firn_node.__file__):
+        fail(f"--release {release}: that is this release, not another one")
+    return folder
 
 
 def _run(drill: Drill, seed: int | None, settings: Settings) -> Result:

@@ -36,14 +36,19 @@ COMPACTION = {"minDirtyRatio": 0.3, "deleteRetention": "1h", "segmentBytes": "64
 
 @dataclass(slots=True)
 class Counts:
-    """What the load came to; ``errors``: how often, by class."""
+    """What the load came to; ``errors``: how often, by class; ``failed_writes``: that a client gave up."""
 
     errors: dict[str, int] = field(default_factory=dict)
+    failed_writes: int = 0
     acknowledged_at: list[float] = field(default_factory=list)
 
     def note(self, error: BaseException) -> None:
         name = type(error).__name__
         self.errors[name] = self.errors.get(name, 0) + 1
+
+    def note_write(self, error: BaseException) -> None:
+        self.failed_writes += 1
+        self.note(error)
 
 
 class Load:
@@ -128,7 +133,7 @@ class Load:
                 try:
                     await self._produce_session(producer, next(self._sessions), chance)
                 except FirnError as error:
-                    self.counts.note(error)
+                    self.counts.note_write(error)
                 finally:
                     await producer.abort()
 
@@ -200,7 +205,7 @@ class Load:
             told = {"ended": now(), "outcome": "conflict", "newest": newest}
             self._known[key] = newest
         except FirnError as error:
-            self.counts.note(error)
+            self.counts.note_write(error)
         else:
             self._acknowledged(id, place)
             told = {"ended": now(), "outcome": "done", "offset": int(place[1])}

@@ -9,6 +9,8 @@
 
 A replica that ends by itself is started again after a moment, as ``firn up`` or a pod's kubelet does; one that the
 drill ended stays down until the drill starts it. Only processes that were started here are ever sent a signal.
+
+A replica runs this release, or from its next start on another one (``release``), as in a rolling upgrade.
 """
 
 import asyncio
@@ -35,6 +37,11 @@ _STOP_S = 60.0
 _STATUS_S = 5.0
 
 
+def environment_of(release: str | None) -> dict[str, str]:
+    """Of a process of that release: what lies in its folder goes before everything that is installed."""
+    return dict(os.environ) if release is None else {**os.environ, "PYTHONPATH": release}
+
+
 class Node:
     """One replica over many lives."""
 
@@ -47,6 +54,7 @@ class Node:
         self.ends: list[int] = []  # exit codes of lives that the drill did not end
         self.is_wanted = False
         self.is_paused = False
+        self.release: str | None = None  # where another release is imported from; None: this one
         self._log = folder / f"{ordinal}.log"
         self._command = [
             sys.executable, "-m", "firn_node", "up", "--data", str(self.data), "--listen", f"{HOST}:{port}",
@@ -75,7 +83,7 @@ class Node:
         with open(self._log, "ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                env={**os.environ, VARIABLE: self.faults.path}, start_new_session=True,
+                env={**environment_of(self.release), VARIABLE: self.faults.path}, start_new_session=True,
             )  # fmt: skip
 
     async def _keep(self) -> None:
@@ -149,8 +157,12 @@ class Node:
 class Cluster:
     """The replicas of one group. Use as ``async with``: nothing that it started outlives it."""
 
-    def __init__(self, folder: Path, count: int, options: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, count: int, options: Sequence[str], *, release: str | None = None
+    ) -> None:
+        """``release``: what all replicas run at first."""
         self.folder = folder
+        self._release = release
         ports = free_ports(HOST, count)
         self.nodes = [Node(folder, ordinal, port, options) for ordinal, port in enumerate(ports)]
         self._coordinator: SqliteCoordinator | None = None
@@ -167,6 +179,7 @@ class Cluster:
         SqliteCoordinator.create(self.coordinator_path)
         for node in self.nodes:
             node.faults.set(routes=links.routes(node.ordinal))
+            node.release = self._release
         for node in self.nodes:
             await node.start()
 

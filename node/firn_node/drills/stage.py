@@ -27,6 +27,7 @@ class Stage:
     ttl_s: float
     seconds: float  # how long the drill's faults are to take, where the drill does not say itself
     may_lose_folders: bool  # a replica may be left with a folder that it refuses
+    release: str | None  # where another release is imported from
     say: Callable[[str], None]
     events: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
@@ -146,6 +147,14 @@ class Stage:
     async def start(self, node: Node) -> None:
         self.note(f"start {node.name}")
         await node.start()
+
+    async def restart(self, node: Node) -> None:
+        """Stop it in order and start it again; returns when all is well and writes have gone on with it."""
+        self.note(f"SIGTERM {node.name}")
+        await node.stop()
+        await self.start(node)
+        await self.until_healthy()
+        await self.until_writes()
 
     async def pause(self, node: Node, seconds: float) -> None:
         self.note(f"SIGSTOP {node.name} for {seconds:.1f} s")

@@ -18,7 +18,7 @@ from firn_node.drills.check import check
 from firn_node.drills.history import End, row_of
 from firn_node.drills.links import Links
 from firn_node.drills.load import HOT_KEYS, KEYS, TOPIC, Load
-from firn_node.drills.processes import Cluster
+from firn_node.drills.processes import Cluster, environment_of
 from firn_node.drills.stage import SETTLE_S, Never, Stage
 
 _WARM_S = 1.5  # load before the first fault
@@ -29,12 +29,16 @@ _OPTIONS = ("--log-segment-bytes", "1Mi", "--checkpoint-bytes", "512Ki", "--comp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a drill passes with, beside a clean check. ``gap_s``: given ``leaseTtl``; None: unbounded."""
+    """What a drill passes with, beside a clean check. ``gap_s``: given ``leaseTtl``; None: unbounded.
+
+    ``has_failed_writes``: clients may be told that a write has failed, or that nobody knows.
+    """
 
     gap_s: Callable[[float], float] | None = None
     healthy_s: float = 60.0
     elections_max: int | None = None
     elections_min: int = 0
+    has_failed_writes: bool = True
 
     def sentence(self, ttl_s: float) -> str:
         parts = [] if self.gap_s is None else [f"gap <= {self.gap_s(ttl_s):g} s"]
@@ -44,6 +48,8 @@ class Bounds:
             parts.append(f"at most {self.elections_max} elections")
         elif self.elections_min:
             parts.append("another master")
+        if not self.has_failed_writes:
+            parts.append("no write fails")
         return ", ".join([*parts, f"healthy in {self.healthy_s:g} s"])
 
 
@@ -58,6 +64,7 @@ class Drill:
     nodes: int = 3
     min_in_sync: int = 2
     may_lose_folders: bool = False
+    needs_release: bool = False  # another one than this, which all replicas run at first
     number: str = ""  # in the list of drills that the project keeps
 
 
@@ -68,6 +75,7 @@ class Result:
     seconds: float = 0.0
     acknowledged: int = 0
     unknown: int = 0
+    failed_writes: int = 0
     read: int = 0
     elections: int = 0
     gap_s: float | None = None
@@ -94,6 +102,7 @@ class Settings:
     seconds: float = 15.0
     holds_times: bool = True  # a test on a busy machine asks for right answers, not for quick ones
     data: Path | None = None  # an empty folder; else a temporary one
+    release: str | None = None  # where another release is imported from, for a drill that needs one
     say: Callable[[str], None] = lambda line: None
 
 
@@ -130,13 +139,14 @@ async def _staged(
     def say(event: str) -> None:
         settings.say(f"{asyncio.get_running_loop().time() - began:6.1f} s  {event}")
 
-    async with Cluster(folder, drill.nodes, options) as cluster:
+    release = settings.release if drill.needs_release else None
+    async with Cluster(folder, drill.nodes, options, release=release) as cluster:
         links = Links([node.port for node in cluster.nodes], random.Random(chance.random()))
         async with links:
             load = Load(cluster.addresses, random.Random(chance.random()))
             stage = Stage(
-                cluster, links, load, chance, settings.ttl_s, settings.seconds, drill.may_lose_folders, say
-            )
+                cluster, links, load, chance, settings.ttl_s, settings.seconds, drill.may_lose_folders, release, say
+            )  # fmt: skip
             await cluster.start(links)
             await stage.until_healthy()
             await Load.create_topic(cluster.addresses, min_in_sync=drill.min_in_sync)
@@ -179,8 +189,8 @@ async def _play(drill: Drill, stage: Stage, result: Result, settings: Settings) 
     result.acknowledged = len(load.history.acknowledged)
     result.unknown = load.history.unknown
     result.read = sum(len(each.rows) for each in load.history.passes)
-    result.errors = load.counts.errors
-    result.why += _broken_bounds(drill.bounds, result, settings)
+    result.errors, result.failed_writes = load.counts.errors, load.counts.failed_writes
+    result.why += broken_bounds(drill.bounds, result, settings)
 
 
 def _sum(counts: Counter[str], *kinds: str) -> int:
@@ -203,21 +213,27 @@ async def _read_end(stage: Stage) -> tuple[End, list[str]]:
 
 
 async def _audit(stage: Stage) -> list[str]:
-    """Stop the cluster, and hold its folders against one another."""
+    """Stop the cluster, and hold its folders against one another, by every release that ran on them."""
     wrong = await stage.cluster.stop()
     folders = [str(node.data) for node in stage.nodes]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "firn_node.drills.audit", *folders,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-    )  # fmt: skip
-    said, _ = await process.communicate()
-    return wrong + said.decode().splitlines()
+    for release in sorted({None, stage.release}, key=str):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "firn_node.drills.audit", *folders,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=environment_of(release),
+        )  # fmt: skip
+        said, _ = await process.communicate()
+        wrong += said.decode().splitlines()
+    return wrong
 
 
-def _broken_bounds(bounds: Bounds, result: Result, settings: Settings) -> list[str]:
+def broken_bounds(bounds: Bounds, result: Result, settings: Settings) -> list[str]:
     found = []
     if bounds.elections_max is not None and result.elections > bounds.elections_max and settings.holds_times:
         found.append(f"{result.elections} elections, at most {bounds.elections_max} are allowed")
+    if result.failed_writes and not bounds.has_failed_writes:
+        found.append(
+            f"{result.failed_writes} writes were not acknowledged to clients that asked again: {result.errors}"
+        )
     if result.elections < bounds.elections_min:
         found.append(f"{result.elections} elections, at least {bounds.elections_min} were expected")
     if not settings.holds_times:
