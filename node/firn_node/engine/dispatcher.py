@@ -56,8 +56,11 @@ class Dispatcher:
         """Index whole batches found in the log at start."""
         group = inspect_group(data, self._core.secret, is_produce=False)
         rows = list(range(len(group)))
+        positions = [position + int(group.start[i]) for i in rows]
         run = _Run()
-        self._collect(run, data, group, rows, [position + int(group.start[i]) for i in rows], is_replay=True)
+        self._collect(run, data, group, rows, positions, is_replay=True)
+        if not group.fault.any():  # else the keys file is made of the segment, and names what is damaged
+            self._core.key_query.gather(group, rows, positions)
         self._commit(run)
         self._core.dispatched_position = max(self._core.dispatched_position, position + len(data))
 

@@ -1,8 +1,9 @@
 """The key fingerprints of segments that are still being written, kept for their keys files.
 
-They are computed once, at append. A keys file that is built of them reads nothing back and hashes nothing twice:
-8 bytes a record and 12 a batch are held until then. Memory is bounded; what is not gathered whole, because there
-was no room or the broker began in the middle of a segment, is read from the log instead.
+They are computed once, at append, or where what was not appended here is read back for dispatch (a standby's whole
+log, a master's epoch start). A keys file that is built of them reads nothing back and hashes nothing twice: 8 bytes a
+record and 12 a batch are held until then. Memory is bounded; what is not gathered whole, because there was no room or
+the broker began in the middle of a segment, is read from the log instead.
 
 Invariant: the batches of a part lie one after another from the segment's start on; a part that ends where its
 segment ends has all of them. Dispatched batches only, so nothing that is gathered is ahead of the durable log.
