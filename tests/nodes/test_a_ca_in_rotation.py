@@ -4,7 +4,6 @@ A year passes in a minute: the CA is put in its place again as it would be at tw
 which its successor was trusted everywhere is dated back, once it truly is.
 """
 
-import asyncio
 import base64
 import http.client
 import ssl
@@ -64,7 +63,7 @@ def test_a_new_ca_and_new_certificates_come_without_an_error_of_a_client(
             load.until_more()
         shop.write_credentials()
         successor = next(name for name in shop.in_sync() if name != shop.master())
-        asyncio.run(_switch_over(shop, successor))
+        shop.switch_over(successor)
         load.until_more()
     assert load.refused == []
     assert _pair(shop, "tls").certificate == coming.certificate
@@ -128,8 +127,3 @@ def _lets_in(shop: Shop, pod: str, shown: Path) -> bool:
 
 def _issuer_of(shop: Shop, pod: str) -> x509.Name:
     return x509.load_pem_x509_certificate(shop.certificate_of(pod).encode()).issuer
-
-
-async def _switch_over(shop: Shop, to: str) -> None:
-    async with shop.client() as client:
-        await client.switchover(0, to=to)
