@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks import alone, kafka_broker, machine, rebuild, replicated, spark, start
+from benchmarks import alone, kafka_broker, link, machine, rebuild, replicated, spark, start
 from benchmarks.compared import FULL, QUICK, WORKLOADS, Brokers, Figures, Sizes, Workload
 from benchmarks.firn_broker import FirnBroker
 from benchmarks.kafka_broker import KafkaBroker, NoKafka
@@ -30,6 +30,7 @@ NAMES = (
     "start",
     "replicated",
     "rebuild",
+    "link",
     "spark",
     *alone.ALONE,
 )
@@ -132,6 +133,8 @@ def measure(report: Report, work: Path, sizes: Sizes, wanted: set[str], *, with_
         _noting(report, "replicated", lambda: replicated.measure(work, sizes, with_kafka=with_kafka))
     if "rebuild" in wanted:
         _noting(report, "rebuild", lambda: rebuild.measure(work, sizes))
+    if "link" in wanted:
+        _noting(report, "link", lambda: link.measure(work, sizes))
     if "spark" in wanted:
         _noting(report, "spark", lambda: spark.measure(work, sizes))
     for name in alone.ALONE:

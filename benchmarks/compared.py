@@ -41,6 +41,7 @@ class Sizes:
     distinct_keys: int
     restart_bytes: int
     rebuild_bytes: int
+    link_seconds: float  # of a full link
     spark_records: int  # of 100 B
     spark_compaction: int  # records of 100 B, a fifth as many keys, in 10 partitions
     is_quick: bool = False  # only to show that the harness works
@@ -50,13 +51,13 @@ FULL = Sizes(
     runs=5, records=3_000_000, one_at_a_time=5_000, in_flight=100_000, compaction=8_000_000, get_keys=1_000_000,
     gets=10_000, start_records=1_550_000, alone_keys=2_000_000, alone_rounds=30, spread_records=2_000_000,
     partitions=(1, 1_000, 100_000), queues=1_000_000, table_keys=10_000_000, distinct_keys=50_000_000,
-    restart_bytes=10_000_000_000, rebuild_bytes=5_000_000_000,
+    restart_bytes=10_000_000_000, rebuild_bytes=5_000_000_000, link_seconds=10.0,
     spark_records=6_000_000, spark_compaction=50_000_000,
 )  # fmt: skip
 QUICK = Sizes(
     runs=1, records=60_000, one_at_a_time=200, in_flight=2_000, compaction=80_000, get_keys=10_000, gets=500,
     start_records=20_000, alone_keys=20_000, alone_rounds=1, spread_records=20_000, partitions=(1, 100), queues=2_000,
-    table_keys=20_000, distinct_keys=100_000, restart_bytes=20_000_000, rebuild_bytes=8_000_000,
+    table_keys=20_000, distinct_keys=100_000, restart_bytes=20_000_000, rebuild_bytes=8_000_000, link_seconds=0.2,
     spark_records=20_000, spark_compaction=20_000, is_quick=True,
 )  # fmt: skip
 

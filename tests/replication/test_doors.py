@@ -244,6 +244,17 @@ class Taker:
             self.data += bytes(found.data)
 
 
+class Counter(Taker):
+    """As ``Taker``, of more than one wants to look at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    async def send_parts(self, parts: tuple[Any, ...]) -> None:
+        self.bytes += sum(map(len, parts))
+
+
 def opened(disk: SimDisk | None = None) -> CommitLog:
     disk = disk or SimDisk(1)
     return CommitLog.open(disk, FileCache(disk, 8), "/d", segment_bytes=1 << 20, verify_from=0)
@@ -299,6 +310,22 @@ def test_a_stream_stays_within_its_window_of_what_is_reported_durable() -> None:
             durable = min(durable + 37_000, log.written_end)
             stream.reported(Position(durable))
         await until(lambda: len(taker.data) == log.written_end)
+        stream.stop()
+
+    run(story())
+
+
+def test_a_stream_keeps_a_link_of_100_ms_and_a_gigabit_full_while_the_standby_has_not_answered() -> None:
+    """As much again is on its way back, or being synced, when the first answer can be here."""
+    under_way = 1_000_000_000 // 8 // 10
+
+    async def story() -> None:
+        log, taker = opened(), Counter()
+        for serial in range(3):
+            log.append([sized(9 << 20, serial)])
+        assert log.written_end >= 2 * under_way
+        stream, _ = streaming(log, taker)
+        await until(lambda: taker.bytes >= log.written_end)
         stream.stop()
 
     run(story())
