@@ -5,9 +5,8 @@ while a watch is broken is told of by nobody, and a watch may be silent without 
 the start, and again every few minutes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from firn.errors import Forbidden
 from firn_operator.kube import (
     CLUSTER,
     COMPACTION,
@@ -105,24 +104,11 @@ class Feed:
             found = await kube.list(kind, None, selector=selector)
             for obj in found:
                 await self.event(obj)
-            await self._forget(
-                kube, kind, before.values(), {(namespace_of(obj), name_of(obj)) for obj in found}
-            )
-
-    async def _forget(
-        self, kube: Kube, kind: Kind, before: Iterable[Obj], found: set[tuple[str, str]]
-    ) -> None:
-        """Drop what was known before the list and is not in it: it is gone, unless it says otherwise itself."""
-        for obj in before:
-            key = (namespace_of(obj), name_of(obj))
-            if key in found:
-                continue
-            try:
-                now = await kube.get(kind, *key)
-            except Forbidden:
-                now = None
-            if now is None or now["metadata"].get("uid") != obj["metadata"].get("uid"):
-                await self.event(obj, is_gone=True)
+            # A list is consistent: what was known before it and is not in it is gone, or is not the operator's any more.
+            there = {(namespace_of(obj), name_of(obj)) for obj in found}
+            for key, obj in before.items():
+                if key not in there:
+                    await self.event(obj, is_gone=True)
 
     async def look_at_everything(self) -> None:
         """Enqueue every resource: after a start."""

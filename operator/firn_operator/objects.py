@@ -186,16 +186,17 @@ def role(cluster: ClusterSpec, group: int) -> Obj:
     own = group_name(cluster.name, group)
     others = [group_name(cluster.name, each) for each in range(cluster.groups) if each != group]
     leases, firn = ["coordination.k8s.io"], ["firn.dev"]
-    read = ["get", "list", "watch"]
     rules: list[Obj] = [
-        {"apiGroups": leases, "resources": ["leases"], "resourceNames": [own], "verbs": [*read, "update", "patch"]},
-        {"apiGroups": firn, "resources": ["brokergroups"], "resourceNames": [own], "verbs": read},
+        {"apiGroups": leases, "resources": ["leases"], "resourceNames": [own], "verbs": ["get", "watch", "patch"]},
+        {"apiGroups": firn, "resources": ["brokergroups"], "resourceNames": [own], "verbs": ["list", "watch"]},
         {"apiGroups": firn, "resources": ["brokergroups/status"], "resourceNames": [own], "verbs": ["patch"]},
-        {"apiGroups": firn, "resources": ["compactedtopics"], "verbs": read},
+        {"apiGroups": firn, "resources": ["compactedtopics"], "verbs": ["get", "list", "watch"]},
         {"apiGroups": firn, "resources": ["compactedtopics/status"], "verbs": ["patch"]},
     ]  # fmt: skip
     if others:
-        rules.append({"apiGroups": leases, "resources": ["leases"], "resourceNames": others, "verbs": read})
+        rules.append(
+            {"apiGroups": leases, "resources": ["leases"], "resourceNames": others, "verbs": ["get", "watch"]}
+        )
     return _object(ROLE, cluster, own, group_labels(cluster.name, group), rules=rules)
 
 

@@ -130,7 +130,7 @@ def test_the_operators_account_may_what_its_rules_say_and_no_more(server: ApiSer
         return server.attempt(asked).stdout.strip() == "yes"
 
     assert may("patch", "compactedtopics.firn.dev", "--subresource=status")
-    assert may("update", "leases.coordination.k8s.io/firn-operator")
+    assert may("patch", "leases.coordination.k8s.io/firn-operator")
     assert not may("list", "secrets")
     assert not may("create", "pods", "--subresource=exec")
     assert not may("create", "clusterroles.rbac.authorization.k8s.io")
