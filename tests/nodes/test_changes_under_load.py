@@ -1,6 +1,7 @@
 """Settings that change while a topic is written to: what counts at once, and what needs new pods."""
 
 import pytest
+from cluster.api import Json
 from shop_kit import UNREACHABLE_PEERS, Shop
 from shop_watch import AwayWatch
 
@@ -34,3 +35,25 @@ def test_a_setting_of_the_brokers_goes_to_one_pod_after_the_other(shop: Shop) ->
     assert load.refused == []
     assert watch.most_away == 1
     print(f"gap {load.gap_seconds:.1f} s")
+
+
+def test_an_image_that_is_not_there_stops_a_roll_at_its_first_pod_until_it_is_put_right(shop: Shop) -> None:
+    before, [image] = shop.uids(), shop.images()
+    with shop.load() as load, AwayWatch(shop) as watch:
+        shop.patch({"spec": {"image": f"{image}-that-nobody-built"}})
+        shop.cluster.until(lambda: any(map(_waits_for_an_image, shop.pods())), "a pod without an image")
+        load.until_more()
+        assert len(shop.uids() & before) == 2
+        shop.patch({"spec": {"image": image}})
+        shop.cluster.until(lambda: len(shop.uids()) == 3, "every broker is ready", seconds=300)
+        shop.until_in_sync(3)
+        load.until_more()
+    assert load.refused == []
+    assert watch.most_away == 1
+    assert len(shop.uids() & before) == 2, "those that ran with this image have gone on"
+
+
+def _waits_for_an_image(pod: Json) -> bool:
+    told = pod["status"].get("containerStatuses", [])
+    reasons = {each["state"].get("waiting", {}).get("reason") for each in told}
+    return bool(reasons & {"ErrImagePull", "ImagePullBackOff"})

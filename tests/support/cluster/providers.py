@@ -69,7 +69,7 @@ def _kind() -> Iterator[KindCluster]:
             _run("kind", "create", "cluster", "--name", name, *made)
             yield KindCluster(name, config)
         finally:
-            _run("kind", "delete", "cluster", "--name", name)
+            _run("kind", "delete", "cluster", "--name", name, "--kubeconfig", str(config))
 
 
 def _run(*command: str) -> None:
