@@ -86,9 +86,8 @@ class Feed:
                 yield from self._topics_of(namespace, cluster)
 
     def _topics_of(self, namespace: str, cluster: str) -> Iterator[Key]:
-        for topic in self._cache.all(TOPIC, namespace):
-            if parse_topic(topic).cluster == cluster:
-                yield Key("topic", namespace, name_of(topic))
+        for topic in self._cache.topics_of(namespace, cluster):
+            yield Key("topic", namespace, topic.id.name)
 
     def _clusters_on(self, node: str) -> Iterator[Key]:
         for pod in self._cache.all(POD):

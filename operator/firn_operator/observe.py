@@ -49,6 +49,7 @@ class Cache:
         self._objects: dict[str, dict[tuple[str, str], Obj]] = {}
         # Versions of objects that are gone: an event that comes late must not bring them back.
         self._gone: dict[str, int] = {}
+        self._wishes: dict[tuple[str, str], tuple[Obj, TopicWish]] = {}
 
     def put(self, obj: Obj) -> bool:
         """Note an object; False when a newer version, or the same, is known."""
@@ -74,6 +75,8 @@ class Cache:
         if old is None or old["metadata"].get("uid") != obj["metadata"].get("uid"):
             return False
         del kind[key]
+        if obj["kind"] == TOPIC.kind:
+            self._wishes.pop(key, None)
         return True
 
     def get(self, kind: Kind, namespace: str, name: str) -> Obj | None:
@@ -83,6 +86,17 @@ class Cache:
         for (space, _), obj in self._objects.get(kind.kind, {}).items():
             if namespace is None or space == namespace:
                 yield obj
+
+    def topics_of(self, namespace: str, cluster: str) -> Iterator[TopicWish]:
+        """The topics that live in a cluster; each version is parsed once, because a thousand concern every pass of it."""
+        for key, obj in self._objects.get(TOPIC.kind, {}).items():
+            if key[0] != namespace:
+                continue
+            known = self._wishes.get(key)
+            if known is None or known[0] is not obj:
+                known = self._wishes[key] = (obj, parse_topic(obj))
+            if known[1].cluster == cluster:
+                yield known[1]
 
     def count(self) -> int:
         return sum(len(kind) for kind in self._objects.values())
@@ -255,11 +269,10 @@ def observe_cluster(
         for kind in OWNED_NAMES for obj in cache.all(_kind(kind), namespace) if cluster_of(obj) == name
     }  # fmt: skip
     owned |= {("ClusterRoleBinding", each): obj for each, obj in bindings.items()}
-    topics = [parse_topic(obj) for obj in cache.all(TOPIC, namespace)]
     tolerations = spec.scheduling.get("tolerations") or ()
     return ClusterState(
         spec, resource, tuple(_group(mine, name, number, leases, records) for number in numbers),
-        tuple(topic for topic in topics if topic.cluster == name), owned, secrets,
+        tuple(cache.topics_of(namespace, name)), owned, secrets,
         frozenset(name_of(node) for node in cache.all(NODE) if is_draining(node, tolerations)),
         lost, foreign,
     )  # fmt: skip

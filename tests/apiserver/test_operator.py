@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from cluster.apiserver import ApiServer
 pytestmark = pytest.mark.apiserver
 ROOT = Path(__file__).parents[2]
 TOPICS = 1000
+MEMORY_MAX = 200 << 20
 HEAD = {"apiVersion": "firn.dev/v1alpha1"}
 FIRN = "/apis/firn.dev/v1alpha1"
 Obj = dict[str, Any]
@@ -73,7 +75,7 @@ def account(apiserver: ApiServer, space: str) -> Path:
 def operator(config: Path, space: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     environment = {
         **os.environ, "KUBECONFIG": str(config), "POD_NAMESPACE": space, "POD_NAME": "operator",
-        "FIRN_BROKER_IMAGE": "firn:1",        "PYTHONPATH": os.pathsep.join(sys.path),
+        "FIRN_BROKER_IMAGE": "firn:1", "PYTHONPATH": os.pathsep.join(sys.path),
     }  # fmt: skip
     command = [
         sys.executable,
@@ -145,6 +147,17 @@ class Brokers(threading.Thread):
         self._api.patch(f"{where}/{name}/status", body, "apply", fieldManager="firn-broker", force="true")
 
 
+def peak_bytes(pid: int) -> int:
+    """The most memory that a process has had."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+def cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def ready(api: Api, space: str) -> int:
     topics = api.get(f"{FIRN}/namespaces/{space}/compactedtopics", limit="2000")["items"]
     return sum(
@@ -167,29 +180,32 @@ def test_a_thousand_topics_become_ready_and_nothing_is_written_after_that(
     brokers = Brokers(Api.of(apiserver.kubeconfig), space)
     brokers.start()
     try:
-        with operator(config, space, log):
+        with operator(config, space, log) as process:
             apiserver.until(
                 lambda: exists(api, f"/apis/apps/v1/namespaces/{space}/statefulsets/main-0"),
                 "the cluster is made",
             )
-            mark = apiserver.audit.mark()
+            mark, began = apiserver.audit.mark(), time.monotonic()
             with ThreadPoolExecutor(8) as pool:
                 for _ in pool.map(
                     lambda number: api.post(f"{root}/compactedtopics", topic(f"t{number}")), range(TOPICS)
                 ):
                     pass
             apiserver.until(lambda: ready(api, space) == TOPICS, "all topics are ready", seconds=300)
+            print(f"all ready after {time.monotonic() - began:.0f} s, {cpu_s(process.pid):.1f} s of CPU")
             mine = writes(apiserver, space, mark)
             per_topic = Counter(each.name for each in mine if each.resource.startswith("compactedtopics"))
             assert max(per_topic.values()) <= 3, (
                 "its finalizer, that it is ready, and that the brokers are late"
             )
             settle(apiserver, space)
+            assert peak_bytes(process.pid) <= MEMORY_MAX
             mark = apiserver.audit.mark()
         assert writes(apiserver, space, mark) == []
-        with operator(config, space, log):
+        with operator(config, space, log) as process:
             apiserver.until(lambda: log.read_bytes().count(b" leads") == 2, "the next operator leads")
             settle(apiserver, space)
+            assert peak_bytes(process.pid) <= MEMORY_MAX
         assert [(each.verb, each.resource, each.name) for each in writes(apiserver, space, mark)] == []
         refused = [each for each in asked(apiserver, space) if each.code == 403]
         assert refused == []

@@ -157,6 +157,26 @@ def test_what_is_gone_is_not_brought_back_by_an_event_that_comes_late() -> None:
     assert not cache.drop(service(9))
 
 
+def test_the_topics_of_a_cluster_are_those_of_the_newest_versions() -> None:
+    world, cache = World(), Cache()
+    world.topic("quotes")
+    world.topic("other", cluster="elsewhere")
+
+    def asked() -> list[int | None]:
+        for topic in world.all(TOPIC):
+            cache.put(topic)
+        return [topic.min_in_sync for topic in cache.topics_of(NAMESPACE, "main")]
+
+    assert asked() == [None]
+    world.change(TOPIC, "quotes", lambda obj: obj["spec"].update(durability={"minInSync": 2}))
+    assert asked() == [2]
+    gone = world.find(TOPIC, "quotes")
+    assert gone is not None
+    world.remove(TOPIC, "quotes")
+    cache.drop(gone)
+    assert asked() == []
+
+
 def test_a_sweep_finds_what_went_while_nobody_watched() -> None:
     world = World()
     world.cluster()
