@@ -18,18 +18,16 @@ def _one(title: str, unit: str, value: float, note: str = "") -> Row:
 
 
 def write_amplification(broker: FirnBroker, sizes: Sizes) -> list[Row]:
-    """1 % of the keys of a large clean prefix are written anew and compacted, round by round."""
+    """1 % of the keys of a large clean prefix are written anew and compacted, round by round, each time others."""
     keys, rounds = sizes.alone_keys, sizes.alone_rounds
     topic = "amplification"
     broker.create_topic(topic, compaction={"maxLag": "1s", "minDirtyRatio": 0, "maxSegmentAge": "1s"})
     common = {"address": broker.address, "topic": topic, "keys": keys}
     run_child("firn_client:write_and_wait", **common, rounds=[keys])
-    first = broker.metric("firn_compaction_bytes_written_total")
+    first, row_bytes = broker.metric("firn_compaction_bytes_written_total"), broker.row_bytes(topic)
     run_child("firn_client:write_and_wait", **common, rounds=[keys // 100] * rounds)
     written = broker.metric("firn_compaction_bytes_written_total") - first
-    died = (
-        rounds * (keys // 100) * first / keys
-    )  # the first one kept every row: its bytes are those of all keys
+    died = rounds * (keys // 100) * row_bytes
     said = f"{keys:,} keys, {rounds} rounds of 1 %"
     return [_one("bytes written per byte that died, 1 % of the keys anew", "ratio", written / died, said)]
 

@@ -49,7 +49,7 @@ class Sizes:
 
 FULL = Sizes(
     runs=5, records=3_000_000, one_at_a_time=5_000, in_flight=100_000, compaction=8_000_000, get_keys=1_000_000,
-    gets=10_000, start_records=1_550_000, alone_keys=2_000_000, alone_rounds=30, spread_records=2_000_000,
+    gets=10_000, start_records=1_550_000, alone_keys=2_000_000, alone_rounds=50, spread_records=2_000_000,
     partitions=(1, 1_000, 100_000), queues=1_000_000, table_keys=10_000_000, distinct_keys=50_000_000,
     restart_bytes=10_000_000_000, rebuild_bytes=5_000_000_000, link_seconds=10.0,
     spark_records=6_000_000, spark_compaction=50_000_000,

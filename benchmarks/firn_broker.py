@@ -16,6 +16,7 @@ from firn.client.blocking import Client
 
 READY_S = 120.0
 SETTLE_POLL_S = 0.01
+KEY_ROW_BYTES = 16  # of a key index
 # No compaction but by force, and nothing leaves the raw log: what is measured is what was asked for.
 QUIET: dict[str, dict[str, Any]] = {
     "compaction": {
@@ -84,6 +85,13 @@ class FirnBroker:
         with Client(self.address) as client:
             while (row := client.status()["brokers"][0])["committed_position"] < row["log_end"]:
                 time.sleep(SETTLE_POLL_S)
+
+    def row_bytes(self, topic: str) -> float:
+        """What a row of a compacted topic takes: its share of the batches, and its row of the key index."""
+        with Client(self.address) as client:
+            parts = client.describe(topic)["partitions"]
+        rows = sum(int(part["live_records"]) for part in parts)
+        return sum(int(part["compacted_bytes"]) for part in parts) / rows + KEY_ROW_BYTES
 
     def latest(self, topic: str) -> int:
         """The ends of a topic's partitions, summed: how many records it has ever held."""

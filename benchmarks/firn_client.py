@@ -107,7 +107,8 @@ def _sum(document: dict[str, Any], name: str) -> int:
 
 
 async def write_and_wait(address: str, topic: str, keys: int, rounds: list[int]) -> dict[str, list[float]]:
-    """So many records a round, over ``keys`` keys, each time until a compaction has covered them.
+    """So many records a round, over ``keys`` keys, each time until a compaction has covered them. A round has other
+    keys than those before it, until all had their turn.
 
     The topic compacts by itself, a second after a write: nothing is forced, so only what must change is written.
     """
@@ -115,7 +116,7 @@ async def write_and_wait(address: str, topic: str, keys: int, rounds: list[int])
     async with _client(address) as client:
         end = await _covered(client, topic)
         for records in rounds:
-            await workloads.send_lists(client, topic, Data(records, keys, 100))
+            await workloads.send_lists(client, topic, Data(records, keys, 100, first=end % keys))
             end += records
             began = time.perf_counter()
             while await _covered(client, topic) < end:

@@ -2,6 +2,7 @@
 
 import json
 
+from firn.bench.data import Data
 from support.firn_cli.calls import Run
 
 
@@ -20,3 +21,9 @@ def test_each_measurement_prints_one_object(firn: Run) -> None:
 
 def test_an_unknown_measurement_is_wrong_usage(firn: Run) -> None:
     firn("bench", "fly", code=2)
+
+
+def test_records_that_begin_at_a_later_number_have_the_keys_of_those_numbers() -> None:
+    every = Data(100, 100, 8).key_list(0, 100)
+    assert Data(10, 100, 8, first=30).key_list(0, 10) == every[30:40]
+    assert Data(10, 100, 8, first=95).key_list(0, 10) == every[95:] + every[:5]

@@ -18,11 +18,12 @@ _LETTERS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 @dataclass(frozen=True)
 class Data:
-    """``records`` records over ``keys`` keys with values of ``value_bytes``."""
+    """``records`` records over ``keys`` keys with values of ``value_bytes``, numbered from ``first`` on."""
 
     records: int
     keys: int
     value_bytes: int
+    first: int = 0  # the keys of the numbers below are others, as long as there are others
 
     @cached_property
     def pool(self) -> list[bytes]:
@@ -33,7 +34,8 @@ class Data:
     def key_list(self, start: int, end: int) -> list[bytes]:
         """The keys of records ``[start, end)``."""
         digits = _four_digits()
-        left = np.arange(start, end, dtype=np.uint64) * np.uint64(STRIDE) % np.uint64(self.keys)
+        numbers = np.arange(self.first + start, self.first + end, dtype=np.uint64)
+        left = numbers * np.uint64(STRIDE) % np.uint64(self.keys)
         quarters = np.empty((len(left), 4), np.uint32)
         for place in (3, 2, 1, 0):
             rest = left // np.uint64(10_000)
