@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import pytest
+from firn_sim.coordinator import CoordinatorFaults
 from firn_sim.faults import Profile
 from firn_sim.group import Group
 from firn_sim.network import NetworkFaults
@@ -362,3 +364,21 @@ def test_a_late_hello_of_an_earlier_handshake_does_not_silence_the_stream() -> N
     assert node.state is not None
     assert node.state.committed > committed
     assert in_sync(group) == {"n0", "n1", "n2"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_is_named_by_a_switchover_stays_master_while_the_coordinator_answers_within_a_fifth_of_a_lease(
+    seed: int,
+) -> None:
+    """Slow links, disks and requests alone have nobody else elected, however often the master changes."""
+    profile = replace(
+        CALM,
+        fault_every=2.0,
+        weights={"handover": 1.0},
+        network=NetworkFaults(delay=(0.001, 0.1)),
+        sync=(0.005, 0.15),
+        coordinator=CoordinatorFaults(late_request=0.3, late_delay=(0.05, TTL / 5)),
+    )
+    counts = Group(seed, profile).run_faults()
+    assert counts.elections > 5
+    assert counts.failovers == 0

@@ -51,6 +51,7 @@ FAULTS = (
     "cut", "isolate", "split", "heal", "coordinator_down", "coordinator_cut", "deposed", "stale_restart", "switchover",
     "forgotten", "topics", "leave", "remove",
 )  # fmt: skip
+PLANNED = ("handover",)  # no fault, and in no mixture that is drawn
 
 
 def draw_profile(rng: random.Random) -> Profile:
@@ -161,7 +162,7 @@ class Faults:
         self._world.at(self._rng.expovariate(1 / self._profile.fault_every), self.keep_striking)
 
     def strike(self) -> None:
-        names = [name for name in FAULTS if self._profile.weights.get(name, 0.0) > 0]
+        names = [name for name in (*FAULTS, *PLANNED) if self._profile.weights.get(name, 0.0) > 0]
         if self.is_over or not names:
             return
         name = self._rng.choices(names, [self._profile.weights[name] for name in names])[0]
@@ -413,13 +414,23 @@ class Faults:
         self._world.at(self._rng.choice((0.5, 3.0, 6.0)) * self._rng.uniform(0.5, 1.5), reach)
 
     def _fault_switchover(self, node: SimNode) -> None:
-        for each in self._nodes:
-            if each.state is not None and each.state.role is Role.MASTER:
-                to = self._rng.choice([other for other in self._nodes if other is not each])
-                self.tell(f"{each.name} is asked to hand over to {to.name}")
-                each.feed(ev.SwitchoverAsked(to.folder.log_id))
-                if self._rng.random() < 0.5:
-                    self._world.at(self._rng.uniform(0.0, 0.1), partial(self._fault_deposed, each))
+        for each in self._masters():
+            self._hand_over(each)
+            if self._rng.random() < 0.5:
+                self._world.at(self._rng.uniform(0.0, 0.1), partial(self._fault_deposed, each))
+
+    def _fault_handover(self, node: SimNode) -> None:
+        """A switchover alone."""
+        for each in self._masters():
+            self._hand_over(each)
+
+    def _masters(self) -> list[SimNode]:
+        return [each for each in self._nodes if each.state is not None and each.state.role is Role.MASTER]
+
+    def _hand_over(self, master: SimNode) -> None:
+        to = self._rng.choice([other for other in self._nodes if other is not master])
+        self.tell(f"{master.name} is asked to hand over to {to.name}")
+        master.feed(ev.SwitchoverAsked(to.folder.log_id))
 
     def _fault_leave(self, node: SimNode) -> None:
         """A broker is told to stop; it comes back."""
