@@ -256,7 +256,7 @@ def verify(
 ) -> None:
     from firn_node.verify import verify_command
 
-    verify_command(data, as_json=output == "json")
+    verify_command(data, output=output)
 
 
 def dump(
@@ -266,7 +266,7 @@ def dump(
 ) -> None:
     from firn_node.dump import dump_command
 
-    dump_command(files, as_json=output == "json", with_records=records)
+    dump_command(files, output=output, with_records=records)
 
 
 def index_migrate(
@@ -284,7 +284,7 @@ def index_migrate(
 def drill_list(output: OutputOption = None) -> None:
     from firn_node.drills.command import list_drills
 
-    list_drills(as_json=output == "json")
+    list_drills(output)
 
 
 SeedOption = Annotated[
@@ -339,7 +339,7 @@ def drill_run(
     from firn_node.drills.command import run_drills
 
     run_drills(
-        name, seed=seed, seconds=seconds, lease_ttl_ms=lease_ttl, data=data, as_json=output == "json", table=table,
+        name, seed=seed, seconds=seconds, lease_ttl_ms=lease_ttl, data=data, output=output, table=table,
         release=release,
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from firn import statement
 from firn.batch import MAGIC as BATCH_MAGIC
+from firn.cli.printing import print_document
 from firn_node.compaction import manifest, mask
 from firn_node.compaction.segment import FOOTER_BYTES
 from firn_node.disk import Disk, RealDisk, read_file
@@ -98,7 +99,7 @@ def _batches(disk: Disk, path: str, *, with_records: bool) -> FileReport:
     return report
 
 
-def dump_command(paths: list[str], *, as_json: bool, with_records: bool) -> None:
+def dump_command(paths: list[str], *, output: str | None, with_records: bool) -> None:
     """Print every file; ends with exit code 1 when one is damaged or cannot be read."""
     damaged = []
     documents = []
@@ -106,12 +107,11 @@ def dump_command(paths: list[str], *, as_json: bool, with_records: bool) -> None
         report = read_any(RealDisk(os.path.dirname(path) or "."), path, with_records=with_records)
         if report.damages:
             damaged.append(report)
-        if as_json:
+        if output in ("json", "yaml"):
             documents.append({**report.document(), "items": list(report.items)})
         else:
             _print(report)
-    if as_json:
-        print(json.dumps(documents))
+    print_document(documents, output)
     if damaged:
         first = damaged[0].damages[0]
         print(f"firn: {len(damaged)} damaged file(s); the first fault: {first.sentence()}", file=sys.stderr)

@@ -1,15 +1,15 @@
 """``firn verify``: the offline audit, for people and as JSON."""
 
-import json
 import os
 import sys
 
+from firn.cli.printing import print_document
 from firn.errors import Invalid, Unavailable
 from firn_node.disk import RealDisk
 from firn_node.offline.audit import Audit, audit_folder
 
 
-def verify_command(folder: str, *, as_json: bool) -> None:
+def verify_command(folder: str, *, output: str | None) -> None:
     """Audit a stopped broker's folder and print what was found; ends with exit code 1 when a file is damaged.
 
     Errors: Invalid when it is no data folder, Unavailable when a broker runs on it.
@@ -27,7 +27,7 @@ def verify_command(folder: str, *, as_json: bool) -> None:
                 audit = audit_folder(folder, disk)
         except BlockingIOError as error:
             raise Unavailable(f"a broker runs on {folder}: its files change; stop it, then verify") from error
-    _print(audit, as_json=as_json)
+    _print(audit, output)
     if audit.damages:
         names = sorted({os.path.relpath(damage.file, folder) for damage in audit.damages})
         shown = ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
@@ -39,9 +39,8 @@ def verify_command(folder: str, *, as_json: bool) -> None:
         sys.exit(1)
 
 
-def _print(audit: Audit, *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(audit.document()))
+def _print(audit: Audit, output: str | None) -> None:
+    if print_document(audit.document(), output):
         return
     for damage in audit.damages:
         print(f"damaged: {damage.sentence()}")

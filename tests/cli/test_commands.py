@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from support.firn_cli.calls import Run
 
@@ -40,6 +41,17 @@ def test_a_topic_is_created_listed_described_and_deleted(firn: Run) -> None:
     assert "does not exist" in sentence(firn("topics", "delete", "born", "--yes", code=1))
 
 
+def test_yaml_says_what_json_says(firn: Run, topic: str) -> None:
+    firn("produce", topic, input="straße\t1\n".encode())
+    for command in (("get", topic, "straße"), ("topics", "describe", topic)):
+        as_json, as_yaml = (firn(*command, "-o", form).stdout.decode() for form in ("json", "yaml"))
+        found, wanted = yaml.safe_load(as_yaml), json.loads(as_json)
+        assert (found.keys(), found.get("spec"), found.get("key")) == (
+            wanted.keys(), wanted.get("spec"), wanted.get("key"),
+        )  # fmt: skip
+    assert "straße" in firn("get", topic, "straße", "-o", "yaml").stdout.decode()
+
+
 def test_a_topic_that_exists_is_not_created_again(firn: Run, topic: str) -> None:
     assert topic in sentence(firn("topics", "create", topic, code=1))
 
@@ -59,7 +71,7 @@ def test_a_topic_that_exists_is_not_created_again(firn: Run, topic: str) -> None
         (["compact", "x", "--engine", "steam"], "--engine"),
         (["--broker", "nowhere", "status"], "HOST:PORT"),
         (["status", "--timeout", "5"], "duration"),
-        (["status", "-o", "xml"], "json"),
+        (["status", "-o", "xml"], "json, yaml or table"),
         (["nonsense"], "nonsense"),
         (["get", "x"], "Missing argument 'key'"),
     ],

@@ -1,20 +1,36 @@
 """The parts of the command line that need no broker: lines, times, printing, settings."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from firn.cli.lines import BadLine, LineCutter, parse_jsonl, parse_tsv
-from firn.cli.printing import json_line, tsv_bytes
+from firn.cli.printing import json_line, print_document, tsv_bytes
 from firn.cli.times import parse_start, parse_time, time_text
 from firn.errors import Invalid
 from firn.record import Record, parse_document
 from firn_node.config import SETTINGS, check_listen, configure, default_text, parse_config, unknown_variables
 from firn_node.config_topics import read_topic_files
 from firn_node.settings import BrokerSettings, SecuritySettings
+
+
+@pytest.mark.parametrize(("output", "load"), [("json", json.loads), ("yaml", yaml.safe_load)])
+def test_a_file_name_that_is_no_text_is_printed_too(
+    capsys: pytest.CaptureFixture[str], output: str, load: Callable[[str], object]
+) -> None:
+    name = b"a\xff".decode(errors="surrogateescape")
+    assert print_document({"file": name}, output)
+    assert load(capsys.readouterr().out) == {"file": name}
+
+
+def test_a_table_is_not_printed_as_a_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not print_document({}, "table")
+    assert capsys.readouterr().out == ""
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(1, 30), max_size=50))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from firn.cli.printing import compact_json
+from firn.cli.printing import print_document
 from firn.cli.running import BrokerOption, OutputOption, TimeoutOption, connect, run
 from firn.errors import TopicExists
 
@@ -146,8 +146,7 @@ def row(what: str, records: int, seconds: float, *, size_bytes: int = 0) -> dict
 
 
 def show(found: dict[str, Any], output: str | None) -> None:
-    if output == "json":
-        print(compact_json(found))
+    if print_document(found, output):
         return
     for name, value in found.items():
         print(f"{name:<22}{value:,}" if isinstance(value, int | float) else f"{name:<22}{value}")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from firn.cli.printing import compact_json
+from firn.cli.printing import print_document
 from firn.cli.running import BrokerOption, OutputOption, TimeoutOption, child_options, connect, fail, run
 from firn.cli.sparkrun import check_spark, compact_by_spark, missing
 from firn.cli.tables import print_compaction
@@ -44,9 +44,7 @@ def compact(
             found = compact_by_spark(topic, child_options(broker, timeout), progress.update_plan)
     else:
         found = run(_by_broker(topic, broker, timeout, force=force, wait=wait))
-    if output == "json":
-        print(compact_json({name: found[name] for name in ("topic", "engine", "partitions")}))
-    else:
+    if not print_document({name: found[name] for name in ("topic", "engine", "partitions")}, output):
         print_compaction(found)
     failed = [p for p in found["partitions"] if p["state"] in ("failed", "cancelled", "disagreement")]
     if failed:

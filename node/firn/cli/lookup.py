@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from firn.cli.printing import json_bytes, json_bytes_with_id, json_line, tsv_bytes
+from firn.cli.printing import json_bytes, json_bytes_with_id, print_document, tsv_bytes
 from firn.cli.running import (
     BrokerOption,
     OutputOption,
@@ -44,8 +44,7 @@ def get(
     found = run(work())
     if found is None or found.value is None:
         fail(f"no such key: {key!r} has no value in topic {topic}")
-    if output == "json":
-        sys.stdout.write(json_line(found))
+    if print_document(found.document(), output):
         return
     sys.stdout.buffer.write(found.value)
     if sys.stdout.isatty() and not found.value.endswith(b"\n"):

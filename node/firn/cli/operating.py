@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from firn.cli.printing import compact_json
+from firn.cli.printing import print_document
 from firn.cli.running import BrokerOption, OutputOption, TimeoutOption, connect, run
 
 
@@ -43,9 +43,7 @@ def switchover(
     started = time.monotonic()
     found = run(work())
     seconds = time.monotonic() - started
-    if output == "json":
-        print(compact_json({**found, "seconds": round(seconds, 3)}))
-    else:
+    if not print_document({**found, "seconds": round(seconds, 3)}, output):
         print(
             f"group {group}: {found['to']} ({found['address']}) is master in epoch {found['epoch']}, "
             f"after {found['from'] or 'nobody'}; it took {seconds:.1f} s"

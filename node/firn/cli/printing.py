@@ -15,6 +15,23 @@ def compact_json(document: object) -> str:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
 
 
+def print_document(document: object, output: str | None) -> bool:
+    """Print it as JSON or YAML, where one of these is asked for; False: it is for a person to read."""
+    if output == "json":
+        print(_encodable(compact_json(document)))
+    elif output == "yaml":
+        import yaml  # not needed by a command that prints a table
+
+        plain = json.loads(compact_json(document))
+        print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True), end="")
+    return output in ("json", "yaml")
+
+
+def _encodable(text: str) -> str:
+    """JSON whose bytes of file names that are no UTF-8 are escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def json_line(record: Record) -> str:
     """The record's JSON object and a newline."""
     if record.queues:

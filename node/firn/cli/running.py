@@ -73,9 +73,9 @@ def _check_read_from(text: str | None) -> str | None:
     return text
 
 
-def _json_or_table(text: str | None) -> str | None:
-    if text not in (None, "json", "table"):
-        raise typer.BadParameter(f"{text!r} is unknown; expected json or table")
+def _known_output(text: str | None) -> str | None:
+    if text not in (None, "json", "yaml", "table"):
+        raise typer.BadParameter(f"{text!r} is unknown; expected json, yaml or table")
     return text
 
 
@@ -168,9 +168,9 @@ OutputOption = Annotated[
     typer.Option(
         "-o",
         "--output",
-        callback=_json_or_table,
-        metavar="json",
-        help="Only JSON on stdout.",
+        callback=_known_output,
+        metavar="json|yaml",
+        help="Only this on stdout.",
         show_default=False,
     ),
 ]

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from firn.cli.printing import compact_json
+from firn.cli.printing import print_document
 from firn.cli.running import (
     BrokerOption,
     Failure,
@@ -28,12 +28,10 @@ def register(app: typer.Typer) -> None:
 def status(broker: BrokerOption = None, timeout: TimeoutOption = None, output: OutputOption = None) -> None:
     place = kubernetes_place() if broker is None else None
     if place is not None:
-        _status_in_kubernetes(place, timeout, as_json=output == "json")
+        _status_in_kubernetes(place, timeout, output)
         return
     found = run(_asked(broker, timeout))
-    if output == "json":
-        print(compact_json(found))
-    else:
+    if not print_document(found, output):
         print_status(found)
 
 
@@ -43,7 +41,7 @@ async def _asked(broker: str | None, timeout: str | None) -> dict[str, Any]:
         return found
 
 
-def _status_in_kubernetes(place: KubernetesPlace, timeout: str | None, *, as_json: bool) -> None:
+def _status_in_kubernetes(place: KubernetesPlace, timeout: str | None, output: str | None) -> None:
     """The resources, and what the brokers say where one answers: a cluster that is not well is what this is for."""
     from firn.cli.kube.access import find
     from firn.cli.kube.kubectl import Kubectl
@@ -62,8 +60,7 @@ def _status_in_kubernetes(place: KubernetesPlace, timeout: str | None, *, as_jso
         brokers = run(_asked(None, timeout))
     except (Failure, FirnError, OSError) as error:
         problem = sentence_of(error)
-    if as_json:
-        print(compact_json({**brokers, "kubernetes": resources, "problem": problem}))
+    if print_document({**brokers, "kubernetes": resources, "problem": problem}, output):
         return
     print_resources(resources)
     print()

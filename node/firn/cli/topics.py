@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from firn.cli.printing import compact_json
+from firn.cli.printing import print_document
 from firn.cli.running import BrokerOption, OutputOption, TimeoutOption, connect, fail, run
 from firn.cli.tables import print_topic, print_topics
 from firn.errors import Invalid
@@ -72,9 +72,7 @@ def create(
             return await client.create_topic(name, **document)
 
     spec = run(work())["spec"]
-    if output == "json":
-        print(compact_json({"name": name, "spec": spec}))
-    else:
+    if not print_document({"name": name, "spec": spec}, output):
         print(f"created {name} with {spec['partitions']} partition{'s' if spec['partitions'] != 1 else ''}")
 
 
@@ -86,9 +84,7 @@ def list_topics(
             return [dict(topic) for topic in await client.topics()]
 
     found = run(work())
-    if output == "json":
-        print(compact_json(found))
-    else:
+    if not print_document(found, output):
         print_topics(found)
 
 
@@ -100,9 +96,7 @@ def describe(
             return dict(await client.describe(name))
 
     found = run(work())
-    if output == "json":
-        print(compact_json(found))
-    else:
+    if not print_document(found, output):
         print_topic(found)
 
 

@@ -1,7 +1,6 @@
 """``firn drill``: list the drills, run one, or run all; a table or JSON, exit code 1 when one fails."""
 
 import asyncio
-import json
 import random
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import typer
 
 import firn_node
+from firn.cli.printing import print_document
 from firn.cli.running import fail
 from firn_node.drills.catalogue import DRILLS
 from firn_node.drills.processes import environment_of
@@ -20,14 +20,13 @@ from firn_node.drills.verdict import Drill, Result, Settings, run_drill
 LEASE_TTL_MS = 3_000
 
 
-def list_drills(*, as_json: bool) -> None:
+def list_drills(output: str | None) -> None:
     """What goes wrong in each, and what it passes with."""
     ttl_s = LEASE_TTL_MS / 1000
     found = [(drill, drill.bounds.sentence(ttl_s)) for drill in DRILLS.values()]
-    if as_json:
-        keys = ("name", "number", "sentence", "passes")
-        print(json.dumps([dict(zip(keys, (d.name, d.number, d.sentence, b), strict=True)) for d, b in found]))
-    else:
+    keys = ("name", "number", "sentence", "passes")
+    rows_of = [dict(zip(keys, (d.name, d.number, d.sentence, b), strict=True)) for d, b in found]
+    if not print_document(rows_of, output):
         rows = [(drill.name, drill.sentence, bounds) for drill, bounds in found]
         _print_table(("drill", "what goes wrong", "passes with nothing lost or doubled, and"), rows)
 
@@ -39,7 +38,7 @@ def run_drills(
     seconds: float,
     lease_ttl_ms: int | None,
     data: str | None,
-    as_json: bool,
+    output: str | None,
     table: str | None = None,
     release: str | None = None,
 ) -> None:
@@ -69,10 +68,8 @@ def run_drills(
     results = [_run(drill, seed, settings) for drill in drills if drill not in missing]
     if table is not None:
         update(Path(table), results, settings.ttl_s)
-    if as_json:
-        documents = [result.document() for result in results]
-        print(json.dumps(documents if name == "all" else documents[0]))
-    else:
+    documents = [result.document() for result in results]
+    if not print_document(documents if name == "all" else next(iter(documents), None), output):
         _print(results)
     if not all(result.passed for result in results):
         raise typer.Exit(1)
