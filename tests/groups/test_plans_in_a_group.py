@@ -8,6 +8,7 @@ from group_kit import broker_group, clean, filled
 from plan_kit import compact_by_plan, encoded, ended, keys, map_all, open_plan, statement, upload
 
 from firn.errors import FirnError, UnknownPlan
+from firn_node.engine.api import TopicInfo
 
 
 def test_every_standby_compacts_by_itself_once_the_plan_is_carried_out_and_the_master_not_twice(
@@ -27,6 +28,31 @@ def test_every_standby_compacts_by_itself_once_the_plan_is_carried_out_and_the_m
             await group.until_equal()
             again = await group.until_master()
             assert again.broker.compaction("t") is None, "what a plan has done is not asked for again"
+
+    run(story())
+
+
+def test_a_compaction_that_somebody_else_asks_for_just_then_is_not_taken_for_the_plans(
+    tmp_path: Path,
+) -> None:
+    async def story() -> None:
+        async with broker_group(tmp_path, 2) as group:
+            master = await filled(group)
+            plans, runs = master.broker.parts.plans, []
+            tell = plans.force
+            assert tell is not None
+
+            async def tell_behind_somebody_else(topic: TopicInfo, plan: str) -> None:
+                runs.append(await master.broker.compact("t", force=True))
+                await tell(topic, plan)
+
+            plans.force = tell_behind_somebody_else
+            await compact_by_plan(master.kit)
+            [asked] = runs
+            await group.until(lambda: asked.is_done, "what was asked for is done")
+            assert asked.state == "done"
+            assert master.broker.compaction("t") is asked, "what the plan has done is not done again"
+            await group.until(lambda: all(clean(each) == (5, 30) for each in group.up), "all have compacted")
 
     run(story())
 

@@ -38,13 +38,17 @@ Told = tuple[int, int]
 NEVER_TOLD: Told = (0, 0)
 
 
-def topic_value(topic: TopicInfo, *, forced: int = 0, told: Told = NEVER_TOLD) -> bytes:
-    """The value of a ``__topics`` record; its length does not depend on ``topic_id``."""
+def topic_value(topic: TopicInfo, *, forced: int = 0, plan: str = "", told: Told = NEVER_TOLD) -> bytes:
+    """The value of a ``__topics`` record; its length does not depend on ``topic_id``. ``plan``: what asks for the last of
+    the ``forced`` compactions, where a plan does.
+    """
     fields: dict[str, Any] = {"id": f"{topic.topic_id:016x}", "spec": topic.spec.document()}
     if topic.groups != (FIRST_GROUP,):
         fields["groups"] = list(topic.groups)
     if forced:
         fields["forced"] = forced
+    if plan:
+        fields["plan"] = plan
     if told != NEVER_TOLD:
         fields["told"] = list(told)
     return bytes(msgpack.packb(fields))
@@ -68,17 +72,23 @@ def forced_of(value: bytes) -> int:
     return int(msgpack.unpackb(value).get("forced", 0))
 
 
+def plan_of(value: bytes) -> str:
+    """The id of the plan that asks for the last of them; empty: somebody else does."""
+    return str(msgpack.unpackb(value).get("plan", ""))
+
+
 @dataclass(slots=True)
 class Catalogue:
     """Committed topics by name and id, and the internal ones, which every group has for itself.
 
-    ``on_delete`` is called with each topic that goes, ``on_force`` with each that is to be compacted by force, but for
+    ``on_delete`` is called with each topic that goes, ``on_force`` with each that is to be compacted by force, and the id
+    of the plan that asks for it or "", but for
     what is applied before it is set; ``group``: the number of this broker's.
     """
 
     on_delete: Callable[[TopicInfo], None]
     group: int = FIRST_GROUP
-    on_force: Callable[[TopicInfo], None] = lambda topic: None
+    on_force: Callable[[TopicInfo, str], None] = lambda topic, plan: None
     forced: dict[int, int] = field(default_factory=dict)  # by topic id
     by_name: dict[str, TopicInfo] = field(default_factory=dict)
     by_id: dict[int, TopicInfo] = field(default_factory=dict)
@@ -145,7 +155,7 @@ class Catalogue:
         forced, before = forced_of(value), self.forced.get(topic.topic_id, 0)
         self.forced[topic.topic_id] = forced
         if forced > before:
-            self.on_force(topic)
+            self.on_force(topic, plan_of(value))
 
     def _remove(self, topic: TopicInfo) -> None:
         del self.by_name[topic.name]

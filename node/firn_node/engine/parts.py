@@ -157,9 +157,9 @@ class Parts:
             await self.background.in_thread(partition.log.remove)
         await self.background.in_thread(self.core.disk.remove_tree, folder)
 
-    def compact_by_force(self, topic: TopicInfo) -> None:
-        """A record of the log asks every replica to."""
-        if self.plans.has_done(topic):
+    def compact_by_force(self, topic: TopicInfo, plan: str) -> None:
+        """A record of the log asks every replica to; ``plan``: on whose behalf, where it is a plan's."""
+        if self.plans.has_done(topic, plan):
             self.scheduler.count_forced(topic, self.core.catalogue.forced[topic.topic_id])
         else:
             self.scheduler.request(topic, force=True)

@@ -68,11 +68,14 @@ class Topics:
         await self._followed(f"topic {name!r} is changed", name, end, wait_s)
         return self._core.catalogue.named(name)
 
-    async def force_compaction(self, topic: TopicInfo) -> None:
-        """Ask every replica of the group to compact a topic by force. *Effects*: durable, and begun here, on return."""
+    async def force_compaction(self, topic: TopicInfo, plan: str = "") -> None:
+        """Ask every replica of the group to compact a topic by force; ``plan``: who asks, where a plan does.
+
+        *Effects*: durable, and begun here, on return.
+        """
         catalogue = self._core.catalogue
         forced = catalogue.forced.get(topic.topic_id, 0) + 1
-        await self._append({topic.name: topic_value(topic, forced=forced, told=catalogue.told)})
+        await self._append({topic.name: topic_value(topic, forced=forced, plan=plan, told=catalogue.told)})
 
     async def delete(self, name: str, *, wait_s: float | None = FOLLOW_S) -> None:
         """Delete a topic and all of its records. *Effects*: durable on return; its bytes are never seen again.

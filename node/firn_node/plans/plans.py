@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 @dataclass(slots=True)
 class Plans:
     """``settle`` waits until what was acknowledged in a partition is dispatched, ``in_thread`` does I/O beside the event
-    loop, ``force`` asks all replicas of the group for a compaction; it is None of a broker of its own.
+    loop, ``force`` asks all replicas of the group for a compaction on a plan's behalf; it is None of a broker of its own.
     """
 
     core: Core
@@ -52,14 +52,13 @@ class Plans:
     scheduler: Scheduler
     settle: Callable[[Partition], Awaitable[None]]
     in_thread: Callable[..., Awaitable[Any]]
-    force: Callable[[TopicInfo], Awaitable[None]] | None = None
+    force: Callable[[TopicInfo, str], Awaitable[None]] | None = None
     folder: PlanFolder = field(init=False)
     _plans: dict[int, Plan] = field(default_factory=dict)  # the newest of each topic
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     _storing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _running: Request | None = None
-    _told: dict[int, int] = field(default_factory=dict)  # topic -> which compaction by force is done here
 
     def __post_init__(self) -> None:
         self.folder = PlanFolder(self.core.disk, self.core.settings.data)
@@ -266,9 +265,8 @@ class Plans:
         if self.force is None or topic is None:
             return
         for _ in range(_TELLS):
-            self._told[plan.topic_id] = self.core.catalogue.forced.get(plan.topic_id, 0) + 1
             try:
-                await self.force(topic)
+                await self.force(topic, plan.id)
                 return
             except Unavailable as error:  # another change of this topic is under way, or no quorum now
                 _log.info("plan %s: the other replicas are not told yet: %s", plan.id, error.message)
@@ -276,13 +274,12 @@ class Plans:
             except FirnError as error:  # not the master any more: who is makes a plan of its own
                 _log.warning("plan %s: the other replicas are not told: %s", plan.id, error.message)
                 return
-            finally:
-                self._told.pop(plan.topic_id, None)
         _log.warning("plan %s: the other replicas were not told; they compact when it is due", plan.id)
 
-    def has_done(self, topic: TopicInfo) -> bool:
-        """Whether the compaction by force that a topic's newest record asks for is what a plan has just done here."""
-        return self._told.get(topic.topic_id) == self.core.catalogue.forced.get(topic.topic_id, 0)
+    def has_done(self, topic: TopicInfo, id: str) -> bool:
+        """Whether the compaction by force that this plan asks all replicas for is what it has just done here."""
+        plan = self._plans.get(topic.topic_id)
+        return plan is not None and plan.id == id and plan.has_ended
 
     # Inside.
 
