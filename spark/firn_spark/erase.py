@@ -106,12 +106,12 @@ class FoundKeys:
 
     def counted(self) -> tuple[Counts, Keys]:
         """How many there are."""
-        return _added(tasks.in_arrow(self.frame, _count, _OUTCOMES).collect())
+        return _added(self.frame.mapInArrow(_count, _OUTCOMES).collect())
 
     def erased(self) -> tuple[Counts, Keys]:
         """What became of each. *Effects*: tombstones, acknowledged."""
         work = partial(_erase, self.connection, self.topic, self.partitions)
-        return _added(tasks.in_arrow(self.frame, work, _OUTCOMES).collect())
+        return _added(self.frame.mapInArrow(work, _OUTCOMES).collect())
 
 
 _OUTCOMES = "partition int, outcome string, count long, keys array<binary>"

@@ -106,9 +106,6 @@ def test_a_topic_is_never_overwritten(
     assert found.value == b"v"
 
 
-@pytest.mark.filterwarnings(
-    "ignore:PySpark does not yet fully support pandas"
-)  # of mapInArrow, which uses none
 def test_a_stream_writes_every_micro_batch_once_in_the_compacted_view_through_failures(
     client: Client, spark: SparkSession, options: dict[str, str], topic: str, tmp_path: Path
 ) -> None:

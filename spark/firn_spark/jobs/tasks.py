@@ -1,6 +1,5 @@
 """Work that a job gives to executors: one task an item, rows as Arrow batches back."""
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,18 +30,7 @@ def each(
             for number in batch.column(0).to_pylist():
                 yield from work(items[number])
 
-    return in_arrow(spark.range(0, len(items), 1, len(items)), of_task, schema)
-
-
-def in_arrow(
-    frame: "DataFrame",
-    work: "Callable[[Iterator[RecordBatch]], Iterator[RecordBatch]]",
-    schema: "str | StructType",
-) -> "DataFrame":
-    """``frame.mapInArrow``, without its word on the version of pandas, of which nothing is used on this way."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
-        return frame.mapInArrow(work, schema)
+    return spark.range(0, len(items), 1, len(items)).mapInArrow(of_task, schema)
 
 
 def rows(schema: Any, found: Sequence[Sequence[Any]]) -> "RecordBatch":
