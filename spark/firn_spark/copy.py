@@ -310,7 +310,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    return command.run(made, work, arguments)
+    return command.run(made, work, arguments, topic="source")
 
 
 if __name__ == "__main__":

@@ -6,23 +6,24 @@ there and how far it is; whoever follows the run asks them. When the plan is gon
 it plans again. Exit codes: 0 done; 1 a partition failed or disagrees, or the run cannot go on; 2 wrong usage; 75 try again.
 """
 
-import argparse
 import json
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from firn.client.blocking import Client
 from firn.errors import FirnError, NotMaster, Unavailable, UnknownPlan
-from firn_spark.connection import TIMEOUT_S, Connection
+from firn_spark.__main__ import run_by_name
+from firn_spark.connection import Connection
+from firn_spark.jobs import command
+from firn_spark.jobs.report import Report
 from firn_spark.mapping import Mapped, Slice, map_slice
 from firn_spark.newest import KEYS_BYTES_MAX
-from firn_spark.report import Document, final_document, print_table
-from firn_spark.session import check_here, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,7 +31,15 @@ if TYPE_CHECKING:
 HEARTBEAT_S = 1.0
 PARTITIONS_PER_S = 2000  # of a plan's document: a look takes about a hundredth of the time
 PLANS_MAX = 10  # of one run: each new master costs one
-AGAIN = 75  # EX_TEMPFAIL
+FIELDS = (  # of a partition, in the document that the command ends with
+    "partition", "state", "records_before", "records_after", "bytes_before", "bytes_after", "bytes_read", "bytes_written",
+    "tombstones_dropped", "records_kept_by_min_lag", "rounds", "seconds", "seen", "dead", "compared", "disagreements",
+    "reason",
+)  # fmt: skip
+SUMMED = (
+    "records_before", "records_after", "bytes_before", "bytes_after", "tombstones_dropped", "compared",
+)  # fmt: skip
+Document = dict[str, Any]
 Watch = Callable[[Document], None]
 Task = Callable[[Slice], Mapped]
 
@@ -127,6 +136,8 @@ def _carried_out(run: _Run, plan: Document) -> Document:
                 time.sleep(_pause(plan) / 4)
     if plan["state"] != "done":
         raise UnknownPlan(f"the plan of {run.topic} is {plan['state']}")
+    with suppress(FirnError):  # what is done is done, whoever hears how far it came
+        return run.touch(plan, "applying")
     return plan
 
 
@@ -170,66 +181,60 @@ def _mapped(run: _Run, plan: Document, tasks: list[Slice]) -> Document:
     return plan
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    asked = _parser().parse_args(arguments)
-    connection = Connection(
-        bootstrap=asked.bootstrap, tls_ca=asked.tls_ca, tls_cert=asked.tls_cert, tls_key=asked.tls_key,
-        token_file=asked.token_file, timeout=asked.timeout,
-    )  # fmt: skip
-    watch = _lines() if asked.progress else _nothing
-    started = time.monotonic()
-    try:
-        check_here()
-        with connection.client() as client:
-            client.describe(asked.topic)  # before 15 s go into a session: an unknown topic, nobody there
-        spark = session(f"firn force compaction of {asked.topic}", master=asked.master)
-        try:
-            spark.sparkContext.setLogLevel("ERROR")
-            plan = compact(
-                spark, connection, asked.topic, run=asked.run, slice_records=asked.slice_records, watch=watch
-            )
-        finally:
-            spark.stop()
-    except FirnError as error:
-        return _failed(error.message, is_passing=isinstance(error, Unavailable | NotMaster))
-    except KeyboardInterrupt:
-        return _failed("interrupted; run it again, and it goes on with what was uploaded", is_passing=True)
-    except Exception as error:  # the rim: what Spark raises is of many kinds
-        return _failed(_first_line(error), is_passing=False)
-    document = final_document(plan)
-    if asked.output == "json":
-        print(json.dumps(document, separators=(",", ":")), flush=True)
-    else:
-        print_table(document, seconds=time.monotonic() - started)
-    wrong = [row for row in document["partitions"] if row["state"] != "done"]
-    if wrong:
-        why = f"partition {wrong[0]['partition']} of {asked.topic} ended in {wrong[0]['state']}: {wrong[0]['reason']}"
-        return _failed(why, is_passing=False)
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        "python -m firn_spark.force_compaction",
-        description="Compact a topic by force: Spark decides by the real keys, the brokers check and compact.",
+def report_of(plan: Document, seconds: float) -> Report:
+    """As a table and as JSON; a partition that is not done is a failure."""
+    document = {
+        "topic": plan["topic"], "engine": plan["engine"],
+        "partitions": [{name: row[name] for name in FIELDS} for row in plan["partitions"]],
+    }  # fmt: skip
+    found = document["partitions"]
+    rows = [(row["partition"], row["state"], *_numbers([row])) for row in found]
+    if len(found) > 1:
+        rows.append(("all", "", *_numbers(found)))
+    columns = [
+        ("PARTITION", "r"), ("STATE", "l"), ("RECORDS", "r"), ("LEFT", "r"), ("BYTES", "r"), ("LEFT", "r"),
+        ("TOMBSTONES", "r"), ("COMPARED", "r"), ("DIFFER", "r"), ("SECONDS", "r"),
+    ]  # fmt: skip
+    sentences = [f"{plan['topic']}: {len(found)} partitions by Spark in {seconds:.1f} s"]
+    failure = next(
+        (
+            f"partition {row['partition']} of {plan['topic']} ended in {row['state']}: {row['reason']}"
+            for row in found
+            if row["state"] != "done"
+        ),
+        None,
     )
-    parser.add_argument("topic")
-    parser.add_argument("--bootstrap", metavar="HOST:PORT[,...]", help="else $FIRN_BROKER")
-    parser.add_argument("--tls-ca", metavar="FILE", help="CA of the brokers; else $FIRN_TLS_CA")
-    parser.add_argument("--tls-cert", metavar="FILE", help="client certificate; else $FIRN_TLS_CERT")
-    parser.add_argument("--tls-key", metavar="FILE", help="its key; else $FIRN_TLS_KEY")
-    parser.add_argument("--token-file", metavar="FILE", help="bearer token; else $FIRN_TOKEN_FILE")
-    parser.add_argument("--timeout", metavar="SECONDS", type=float, default=TIMEOUT_S, help="of each request")
-    parser.add_argument(
+    return Report(document, columns, rows, sentences, failure)
+
+
+def _numbers(rows: Sequence[Document]) -> list[object]:
+    sums = [sum(row[name] for row in rows) for name in SUMMED]
+    differ = sum(len(row["disagreements"]) for row in rows)
+    return [*sums, differ, f"{sum(row['seconds'] for row in rows):.1f}"]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; its exit code: 75 where another try may go on with what was uploaded."""
+    made = command.parser(
+        "force_compaction",
+        "Compact a topic by force: Spark decides by the real keys, the brokers check and compact.",
+    )
+    made.add_argument("topic", type=command.topic_name)
+    made.add_argument(
         "--run", metavar="NAME", default="", help="a run of this name that is done is not done again"
     )
-    parser.add_argument(
-        "--master", metavar="URL", help="of Spark; else what its configuration says, else local[*]"
-    )
-    parser.add_argument("--slice-records", metavar="N", type=int, help="rows of a task (5,000,000)")
-    parser.add_argument("--progress", action="store_true", help="a JSON line on stderr for every change")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    return parser
+    made.add_argument("--slice-records", metavar="N", type=command.count, help="rows of a task (5,000,000)")
+    made.add_argument("--progress", action="store_true", help="a JSON line on stderr for every change")
+
+    def work(job: command.Job) -> Report:
+        asked, started = job.asked, time.monotonic()
+        plan = compact(
+            job.spark, job.connection, asked.topic, run=asked.run, slice_records=asked.slice_records,
+            watch=_lines() if asked.progress else lambda plan: None,
+        )  # fmt: skip
+        return report_of(plan, time.monotonic() - started)
+
+    return command.run(made, work, arguments, passing=(Unavailable, NotMaster))
 
 
 def _lines() -> Watch:
@@ -252,26 +257,5 @@ def _lines() -> Watch:
     return show
 
 
-def _nothing(plan: Document) -> None:
-    return
-
-
-def _failed(message: str, *, is_passing: bool) -> int:
-    sys.stdout.flush()
-    print(f"firn force_compaction: {message}", file=sys.stderr)
-    return AGAIN if is_passing else 1
-
-
-def _first_line(error: Exception) -> str:
-    """What went wrong, of an error with the stacks of a JVM: the last sentence of Python's own."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    ours = [line for line in lines if line.startswith(("firn.errors.", "firn_spark."))]
-    return (ours or lines or [type(error).__name__])[0]
-
-
-def _main() -> Any:
-    sys.exit(main())
-
-
 if __name__ == "__main__":
-    _main()
+    sys.exit(run_by_name("force_compaction"))

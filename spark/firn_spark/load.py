@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )  # fmt: skip
         return report_of(loaded, asked.source)
 
-    return command.run(made, work, arguments)
+    return command.run(made, work, arguments, may_be_absent=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ Unknown options are refused by name: a misspelt ``startingOffset`` would otherwi
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar, cast
 
 from firn.client.chunks import codecs
@@ -140,15 +140,10 @@ def _position(name: str, value: object) -> Position:
 def read_options(options: Mapping[str, str]) -> ReadOptions:
     """Errors: Invalid, naming the option."""
     given = Given(options, READ, "read")
-    found = ReadOptions(
-        connection=given.connection(),
-        topic=given.topic(),
-        view=given.choice("view", ("compacted", "raw")),
-        projection=given.choice("projection", ("records", "keys")),
-        starting=given.positions("startingOffsets", EARLIEST),
+    found = replace(
+        _of_any_read(given),
         ending=given.positions("endingOffsets", LATEST),
         snapshot=given.text("snapshot"),
-        read_from=given.choice("readFrom", ("master", "any")),
         partitions_per_task=given.count("partitionsPerTask") or 1,
         bytes_per_task=given.count("maxBytesPerTask"),
     )
@@ -166,21 +161,25 @@ def read_options(options: Mapping[str, str]) -> ReadOptions:
 def stream_options(options: Mapping[str, str]) -> ReadOptions:
     """Errors: Invalid, naming the option."""
     given = Given(options, STREAM, "stream read")
-    found = ReadOptions(
-        connection=given.connection(),
-        topic=given.topic(),
-        view=given.choice("view", ("compacted", "raw")),
-        projection=given.choice("projection", ("records", "keys")),
-        starting=given.positions("startingOffsets", EARLIEST),
-        read_from=given.choice("readFrom", ("master", "any")),
-        records_per_trigger=given.count("maxRecordsPerTrigger"),
-    )
+    found = replace(_of_any_read(given), records_per_trigger=given.count("maxRecordsPerTrigger"))
     if found.read_from == "any" and found.view == "compacted":
         raise Invalid(
             "option readFrom: a stream of the compacted view is read from the master; another replica may have compacted "
             "less, and show records whose tombstones the next one has dropped"
         )
     return found
+
+
+def _of_any_read(given: Given) -> ReadOptions:
+    """What a read and a stream read have in common."""
+    return ReadOptions(
+        connection=given.connection(),
+        topic=given.topic(),
+        view=given.choice("view", ("compacted", "raw")),
+        projection=given.choice("projection", ("records", "keys")),
+        starting=given.positions("startingOffsets", EARLIEST),
+        read_from=given.choice("readFrom", ("master", "any")),
+    )
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:

@@ -18,6 +18,7 @@ from firn_node.demo.process import BrokerProcess
 from firn_spark import force_compaction
 from firn_spark.connection import Connection
 from firn_spark.fetch import Link, Range, pages
+from firn_spark.jobs import command
 from firn_spark.mapping import Slice, read_slice
 
 Row = tuple[int, bytes, bool]
@@ -202,10 +203,7 @@ def test_what_cannot_be_done_is_said_in_one_sentence_before_spark_begins(
 ) -> None:
     assert force_compaction.main(["--bootstrap", broker.address, "no-such-topic"]) == 1
     assert "no-such-topic" in capfd.readouterr().err
-    assert (
-        force_compaction.main(["--bootstrap", "127.0.0.1:1", "--timeout", "0.2", "t"])
-        == force_compaction.AGAIN
-    )
+    assert force_compaction.main(["--bootstrap", "127.0.0.1:1", "--timeout", "200ms", "t"]) == command.AGAIN
     assert "127.0.0.1:1" in capfd.readouterr().err
 
 

@@ -10,13 +10,16 @@ from jobs_kit import run_job
 
 from firn_node.demo.process import BrokerProcess
 from firn_spark import __main__ as jobs
-from firn_spark import audit, copy, erase, load, snapshot
+from firn_spark import audit, copy, erase, force_compaction, load, snapshot
 from firn_spark.jobs.report import key_text, keys_text
 
-ALL = {"snapshot": snapshot, "load": load, "audit": audit, "erase": erase, "copy": copy}
+ALL = {
+    "snapshot": snapshot, "load": load, "audit": audit, "erase": erase, "copy": copy,
+    "force_compaction": force_compaction,
+}  # fmt: skip
 NEEDED = {
     "snapshot": ["t", "/data/s"], "load": ["/data/s", "t"], "audit": ["t"], "erase": ["t", "--where", "true"],
-    "copy": ["t", "u", "--checkpoint", "/data/c"],
+    "copy": ["t", "u", "--checkpoint", "/data/c"], "force_compaction": ["t"],
 }  # fmt: skip
 
 
@@ -42,11 +45,13 @@ def test_wrong_usage_ends_with_2_and_says_what_was_expected(
     assert said in capsys.readouterr().err
 
 
-def test_no_broker_ends_with_1_and_one_sentence(spark: Any, capsys: Any) -> None:
-    assert audit.main(["t", "--bootstrap", "127.0.0.1:1", "--timeout", "1s"]) == 1
-    lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if line.startswith("firn_spark.audit: ")] == lines[-1:]
-    assert "127.0.0.1:1" in lines[-1]
+@pytest.mark.parametrize("name", ALL)
+def test_no_broker_is_told_in_one_sentence_before_spark_begins(name: str, capfd: Any) -> None:
+    code = ALL[name].main([*NEEDED[name], "--bootstrap", "127.0.0.1:1", "--timeout", "1s"])
+    assert code == (75 if name == "force_compaction" else 1)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"firn_spark.{name}: ")
+    assert "127.0.0.1:1" in line
 
 
 def test_an_absent_topic_ends_with_1_and_is_named(

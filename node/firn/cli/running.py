@@ -216,8 +216,8 @@ def child_options(broker: str | None, timeout: str | None) -> list[str]:
     if broker is None and kubernetes_place() is not None:
         fail("Spark on this machine cannot reach brokers in Kubernetes: make a ForceCompaction there instead")
     address = broker or given.get("broker") or os.environ.get("FIRN_BROKER") or DEFAULT_BROKER
-    seconds = duration_ms(timeout or given.get("timeout") or DEFAULT_TIMEOUT) / 1000
-    found = ["--bootstrap", address, "--timeout", f"{seconds:g}"]
+    timeout_ms = duration_ms(timeout or given.get("timeout") or DEFAULT_TIMEOUT)
+    found = ["--bootstrap", address, "--timeout", f"{timeout_ms}ms"]
     for name in ("tls_ca", "tls_cert", "tls_key", "token_file"):
         if (value := given.get(name)) is not None:
             found += ["--" + name.replace("_", "-"), value]

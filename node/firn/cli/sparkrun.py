@@ -15,7 +15,7 @@ from firn.cli.running import fail
 
 Document = dict[str, Any]
 MODULE = "firn_spark.force_compaction"
-PREFIX = "firn force_compaction: "
+PREFIX = "firn_spark.force_compaction: "
 _NEEDED = ("firn_spark", "pyspark", "pyarrow")
 
 

@@ -1,7 +1,8 @@
 """What every job has as a command: its common options, its Spark session, how it ends.
 
 ``python -m firn_spark.NAME`` and, by spark-submit, ``$(python -m firn_spark script) NAME`` are the same command. Exit
-codes: 0 done; 1 failed, or found what must not be, with one sentence on stderr; 2 wrong usage.
+codes: 0 done; 1 failed, or found what must not be, with one sentence on stderr; 2 wrong usage; 75, of jobs that say so,
+failed by what passes.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import yaml
 
 from firn import errors
 from firn.cli.running import DEFAULT_BROKER, DEFAULT_TIMEOUT, sentence_of
-from firn.errors import FirnError, Invalid
+from firn.errors import FirnError, Invalid, UnknownTopic
 from firn.topicspec import check_topic_name
 from firn.units import duration_ms
 from firn_spark.connection import Connection
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
+AGAIN = 75  # EX_TEMPFAIL
 _RAISED_IN_TASK = re.compile(r"firn\.errors\.(\w+): (.*?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 _ADDRESS = re.compile(r"[^,:\s]+(:[^,:\s]+)*:\d{1,5}|\[[0-9a-fA-F:]+\]:\d{1,5}")
 
@@ -77,9 +79,19 @@ def parser(name: str, summary: str) -> argparse.ArgumentParser:
     return made
 
 
-def run(made: argparse.ArgumentParser, work: Callable[[Job], Report], arguments: Sequence[str] | None) -> int:
+def run(
+    made: argparse.ArgumentParser,
+    work: Callable[[Job], Report],
+    arguments: Sequence[str] | None,
+    *,
+    topic: str = "topic",
+    may_be_absent: bool = False,
+    passing: tuple[type[FirnError], ...] = (),
+) -> int:
     """Parse, work, report: the exit code. Wrong usage leaves by SystemExit(2).
 
+    ``topic``: the argument that names the one to work on, of which the brokers are asked before 15 s go into a session;
+    ``passing``: errors that end with ``AGAIN``.
     Effects: a Spark session that was there before stays; one that was made here is stopped.
     """
     given = sys.argv[1:] if arguments is None else arguments
@@ -88,9 +100,12 @@ def run(made: argparse.ArgumentParser, work: Callable[[Job], Report], arguments:
         print(yaml.safe_dump(kubejob.job_of(asked, given), sort_keys=False), end="")
         return 0
     try:
-        report = _worked(asked, work)
+        check_here()
+        connection = _connection(asked)
+        _check_topic(connection, getattr(asked, topic), may_be_absent=may_be_absent)
+        report = _worked(asked, connection, work)
     except FirnError as error:
-        return _failed(made.prog, sentence_of(error))
+        return _failed(made.prog, sentence_of(error), AGAIN if isinstance(error, passing) else 1)
     except OSError as error:
         return _failed(made.prog, sentence_of(error))
     except KeyboardInterrupt:
@@ -98,7 +113,8 @@ def run(made: argparse.ArgumentParser, work: Callable[[Job], Report], arguments:
     except Exception as error:  # the rim of the process: one sentence for people, the story on request
         if os.environ.get("FIRN_DEBUG"):
             raise
-        return _failed(made.prog, _sentence_of_spark(error))
+        code = AGAIN if isinstance(raised_in_task(error), passing) else 1
+        return _failed(made.prog, _sentence_of_spark(error), code)
     if asked.output == "json":
         print(json.dumps(report.document, ensure_ascii=False, separators=(",", ":")), flush=True)
     else:
@@ -106,15 +122,27 @@ def run(made: argparse.ArgumentParser, work: Callable[[Job], Report], arguments:
     return _failed(made.prog, report.failure) if report.failure else 0
 
 
-def _worked(asked: argparse.Namespace, work: Callable[[Job], Report]) -> Report:
-    check_here()
-    from pyspark.sql import SparkSession
-
-    connection = Connection(
+def _connection(asked: argparse.Namespace) -> Connection:
+    return Connection(
         bootstrap=asked.bootstrap or _addresses_of_environment(),
         tls_ca=asked.tls_ca, tls_cert=asked.tls_cert, tls_key=asked.tls_key, token_file=asked.token_file,
         timeout=duration_ms(asked.timeout) / 1000,
     )  # fmt: skip
+
+
+def _check_topic(connection: Connection, topic: str, *, may_be_absent: bool) -> None:
+    """Errors: UnknownTopic; Unavailable when nobody answers."""
+    with connection.client() as client:
+        try:
+            client.describe(topic)
+        except UnknownTopic:
+            if not may_be_absent:
+                raise
+
+
+def _worked(asked: argparse.Namespace, connection: Connection, work: Callable[[Job], Report]) -> Report:
+    from pyspark.sql import SparkSession
+
     before = SparkSession.getActiveSession()
     if before is not None:
         return work(Job(before, connection, asked))
@@ -129,9 +157,11 @@ def _worked(asked: argparse.Namespace, work: Callable[[Job], Report]) -> Report:
 
 
 def _quiet(asked: argparse.Namespace) -> dict[str, str]:
-    """Settings of a Spark on this machine: what goes wrong there is in the one sentence at the end."""
+    """How much Spark says: what goes wrong on this machine is in the one sentence at the end, of others in their logs."""
+    if os.environ.get("FIRN_DEBUG"):
+        return {}
     is_elsewhere = asked.master is not None or "PYSPARK_SUBMIT_ARGS" in os.environ
-    return {} if is_elsewhere or os.environ.get("FIRN_DEBUG") else {"spark.log.level": "FATAL"}
+    return {"spark.log.level": "ERROR" if is_elsewhere else "FATAL"}
 
 
 def say(line: str) -> None:
@@ -169,10 +199,10 @@ def _sentence_of_spark(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}; run again with FIRN_DEBUG=1 for the whole story"
 
 
-def _failed(prog: str, sentence: str) -> int:
+def _failed(prog: str, sentence: str, code: int = 1) -> int:
     sys.stdout.flush()
     print(f"{prog}: {sentence}", file=sys.stderr, flush=True)
-    return 1
+    return code
 
 
 def _stop(number: int, frame: object) -> NoReturn:

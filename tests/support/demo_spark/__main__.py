@@ -26,9 +26,6 @@ from firn_node.demo.flights import Flights, expected, load
 from firn_node.demo.process import BrokerProcess
 from firn_node.demo.report import say
 from firn_node.demo.steps import check_view, first_load
-from firn_spark import force_compaction
-from firn_spark.connection import Connection
-from firn_spark.report import final_document
 from firn_spark.session import check_here, session
 
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "FATAL"}
@@ -72,7 +69,7 @@ def _run(broker: BrokerProcess, folder: Path, report: Report) -> None:
         report.spark_seconds = time.perf_counter() - began
         say(f"Spark {spark.version} runs after {report.spark_seconds:.1f} s")
         jobs = Jobs(broker.address, report)
-        _compact(jobs, spark, report)
+        _compact(jobs, report)
         asyncio.run(check_view(broker.address, TOPIC, flights, report))
         _snapshot(jobs, spark, folder, wanted, report)
         _load(jobs, broker.address, folder, wanted, report)
@@ -101,21 +98,14 @@ class Jobs:
         lines = printed.getvalue().splitlines()
         return json.loads(lines[-1]) if lines else {}, seconds
 
-    def compact(self, spark: Any, topic: str) -> tuple[dict[str, Any], float]:
-        """The same of the forced compaction, whose command would end this Spark session."""
-        say(f"$ python -m firn_spark.force_compaction {topic}")
-        began = time.perf_counter()
-        plan = force_compaction.compact(spark, Connection(bootstrap=self._address), topic)
-        return final_document(plan), time.perf_counter() - began
-
 
 def _short(argument: str) -> str:
     """A path of the demo's own folder, as far as it matters."""
     return argument.rpartition("/")[2] if argument.startswith("/") else argument
 
 
-def _compact(jobs: Jobs, spark: Any, report: Report) -> None:
-    found, report.compaction_seconds = jobs.compact(spark, TOPIC)
+def _compact(jobs: Jobs, report: Report) -> None:
+    found, report.compaction_seconds = jobs.run("force_compaction", TOPIC)
     for p in found.get("partitions", ()):
         report.expect(p["state"] == "done", f"partition {p['partition']}: {p['state']}: {p.get('reason')}")
         report.bytes_before += p["bytes_before"]
