@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from spark_kit import frame_rows, map_of, records_of, written
 
 from firn.client.blocking import Client
+from firn_node.demo.process import BrokerProcess
 from firn_spark.columns import arrow_schema
 from firn_spark.connection import Connection
 from firn_spark.schema import spark_schema
@@ -163,6 +166,14 @@ def test_the_source_is_known_without_a_call(
     assert frame.where("offset < 3").count() <= 6
 
 
+def bytes_sent(broker: BrokerProcess) -> int:
+    """By the broker's own count."""
+    with urllib.request.urlopen(f"http://{broker.address}/metrics") as answer:
+        found = re.search(r"^firn_server_sent_bytes_total (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert found is not None
+    return int(float(found[1]))
+
+
 def frame_rows_of_plan(frame: DataFrame) -> int:
     """The rows of a DataFrame's own plan, made once, where an action on a frame derived from it would plan anew."""
     return len(frame.collect())
@@ -222,6 +233,26 @@ class TestFilters:
         assert read(topic, view="raw").where("partition = 1").rdd.getNumPartitions() == 1
         assert read(topic, view="raw").where("offset < 0").count() == 0
         assert read(topic, view="raw").rdd.getNumPartitions() == 3
+
+    def test_the_broker_sends_what_the_conditions_leave_and_not_the_rest(
+        self, client: Client, broker: BrokerProcess, read: Read, topic: str
+    ) -> None:
+        client.create_topic(topic, partitions=3)
+        for at in range(0, 600, 30):
+            with client.producer(topic) as producer:
+                for n in range(at, at + 30):
+                    producer.send(b"k%d" % n, bytes(10_000))
+        end = client.describe(topic)["partitions"][1]["latest"]
+        found = []
+        for condition in ("true", f"partition = 1 AND offset >= {end - 20}", "key = X'6B37'"):
+            before = bytes_sent(broker)
+            rows = read(topic).where(condition).count()
+            found.append((rows, bytes_sent(broker) - before))
+        rows, sent = zip(*found, strict=True)
+        assert rows == (600, 20, 1)
+        assert sent[0] >= 6_000_000
+        assert sent[1] < sent[0] // 10, "whole batches, and nothing of other partitions"
+        assert sent[2] < sent[0] // 100
 
     def test_a_key_is_looked_up_instead_of_read(self, client: Client, read: Read, topic: str) -> None:
         client.create_topic(topic, partitions=1)
@@ -291,9 +322,6 @@ class TestErrors:
             frame.collect()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:PySpark does not yet fully support pandas"
-)  # of mapInArrow, which uses none
 def test_a_task_that_is_tried_again_gives_its_rows_once(
     client: Client, read: Read, topic: str, tmp_path: Path
 ) -> None:

@@ -125,6 +125,30 @@ def test_a_topic_made_anew_ends_a_stream_by_name(
         query.awaitTermination(600)
 
 
+@pytest.mark.parametrize("view", ["raw", "compacted"])
+def test_a_topic_made_anew_under_a_running_stream_ends_it_by_name(
+    view: str, client: Client, stream: Stream, topic: str, tmp_path: Path
+) -> None:
+    written(client, topic, 35, records=300)
+    seen: list[int] = []
+
+    def take(frame: DataFrame, number: int) -> None:
+        seen.append(frame.count())
+        if number == 0:
+            client.delete_topic(topic)
+            written(client, topic, 35, records=600)
+
+    query = (
+        stream.frame(topic, view=view, maxRecordsPerTrigger="100")
+        .writeStream.foreachBatch(take)
+        .option("checkpointLocation", str(tmp_path))
+        .start()
+    )
+    with pytest.raises(StreamingQueryException, match="created anew"):
+        query.awaitTermination(600)
+    assert len(seen) == 1, "nothing of the new topic is taken for the old one's"
+
+
 def test_a_new_master_that_has_compacted_less_lowers_what_the_stream_has_seen_of_tombstones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
