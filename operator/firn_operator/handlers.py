@@ -5,7 +5,8 @@ label. It is started when this operator leads, and only then.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from random import Random
 from typing import Any
 
 import kopf
@@ -81,12 +82,12 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 class _Backoffs:
-    """Pauses between tries of a request that fails: longer and longer, and for ever."""
+    """Pauses between tries of a request that fails: longer and longer, never twice the same, and for ever."""
 
-    def __iter__(self) -> Any:
-        pause = 0.5
+    def __iter__(self) -> Iterator[float]:
+        pause, randomness = 0.5, Random()
         while True:
-            yield pause
+            yield pause * randomness.uniform(0.5, 1.0)
             pause = min(pause * 1.7, 30.0)
 
 

@@ -1,8 +1,9 @@
 """Drill 26: the operator as its process runs it, kopf and all, where the API server answers badly."""
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from random import Random
 
@@ -11,7 +12,7 @@ from operator_kit import NAMESPACE, World
 from world_server import Faults, HeardWorld, Served, Watch, Write, served
 
 from firn.errors import Unavailable
-from firn_operator.handlers import WATCHER, hearing
+from firn_operator.handlers import WATCHER, hearing, settings_of
 from firn_operator.kube import CLUSTER, SERVICE, TOPIC, Kind, Obj
 from firn_operator.running import Settings, run
 
@@ -168,6 +169,14 @@ def test_a_watch_that_ends_for_good_ends_the_operator_so_that_it_starts_anew(
             await until(shown, is_changed)
 
         asyncio.run(operating(anew, sweep_s=WITHIN_S))
+
+
+def test_tries_of_watches_come_at_other_times_in_each_process_and_never_end() -> None:
+    backoffs = settings_of().networking.error_backoffs
+    assert isinstance(backoffs, Iterable)
+    first, second = (list(itertools.islice(backoffs, 40)) for _ in range(2))
+    assert first != second
+    assert max(first) <= 30 < sum(first[-3:])
 
 
 @pytest.mark.parametrize("begun", [1, 2])
