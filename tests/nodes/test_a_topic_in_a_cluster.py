@@ -65,6 +65,23 @@ def test_a_topic_that_is_deleted_and_applied_again_is_empty(shop: Shop) -> None:
     assert asyncio.run(_table(shop)) == {}
 
 
+def test_a_forced_compaction_is_done_by_the_brokers_and_gone_when_its_time_is_over(shop: Shop) -> None:
+    runs = f"/apis/firn.dev/v1alpha1/namespaces/{shop.space}/forcecompactions"
+    spec = {"topicRef": {"name": TOPIC}, "engine": "broker", "ttlSecondsAfterFinished": 5}
+    head = {"apiVersion": "firn.dev/v1alpha1", "kind": "ForceCompaction", "metadata": {"name": "once"}}
+
+    def phase() -> str:
+        found = shop.cluster.api.get(f"{runs}/once").get("status", {})
+        return str(found.get("phase", ""))
+
+    with shop.load() as load:
+        load.until_more()
+        shop.cluster.api.post(runs, {**head, "spec": spec})
+        shop.cluster.until(lambda: phase() == "Succeeded", "the run has succeeded")
+        load.until_more()
+    shop.cluster.until(lambda: not shop.cluster.api.get(runs)["items"], "the run is gone")
+
+
 def test_the_death_of_the_masters_pod_loses_nothing(shop: Shop) -> None:
     before = shop.master()
     with shop.load() as load:
@@ -108,6 +125,7 @@ def test_a_master_whose_node_is_cut_off_stops_is_replaced_within_15_s_and_follow
         f"gap {load.gap_seconds:.1f} s, in sync after {time.monotonic() - healed:.1f} s; the old master: {why}"
     )
     assert watch.elected - cut <= 15
+    assert load.gap_seconds <= 15, "clients went on waiting for a machine that is cut off"
 
 
 def test_a_replica_whose_volume_is_gone_is_rebuilt_from_its_peers(shop: Shop) -> None:
