@@ -1,6 +1,8 @@
-"""Forced compactions by Spark on real nodes: driver and executors as pods, one killed, a run that is deleted, a schedule."""
+"""Spark on real nodes: forced compactions whose driver and executors are pods, one killed; the other jobs as Jobs."""
 
 import asyncio
+import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,8 @@ from typing import Any
 import pytest
 from cluster import images
 from cluster.api import ApiError, Json
-from cluster.bare import BareCluster
 from cluster.client import WholeCluster
+from cluster.fixtures import breakable
 from shop_kit import TOPIC, Shop, ensure_installed
 
 from firn_operator.names import LABEL_RUN
@@ -17,7 +19,7 @@ from firn_operator.sparkruns import run_base
 
 pytestmark = pytest.mark.cluster
 
-PARTITIONS, KEYS, ROUNDS = 4, 20_000, 10
+PARTITIONS, KEYS, ROUNDS = 12, 20_000, 10
 QUOTES = {
     "partitions": PARTITIONS,
     "compaction": {"minDirtyRatio": 1},
@@ -102,13 +104,12 @@ def running(pods: list[Json]) -> list[Json]:
 
 
 def test_a_run_whose_executor_is_killed_in_the_middle_ends_with_what_the_brokers_keep(shop: Shop) -> None:
-    assert isinstance(shop.cluster, BareCluster)
     asked = Asked(shop, "by-spark", engine="spark", spark=SPARK)
     shop.cluster.until(
         lambda: len(running(asked.pods(role="executor"))) == 2, "two executors", seconds=SECONDS
     )
-    victim = running(asked.pods(role="executor"))[0]
-    shop.cluster.node(victim["spec"]["nodeName"]).kill_pod(victim["metadata"]["uid"])
+    missing = asyncio.run(_killed_in_the_middle(shop, running(asked.pods(role="executor"))[0]))
+    assert missing > 0, "all slices had come before the executor was dead: fill the topic with more"
     status = asked.until_ended()
     assert status["phase"] == "Succeeded", f"{status}\n{asked.told()}"
     assert (status["engine"], status["runner"]) == ("spark", "job")
@@ -120,6 +121,89 @@ def test_a_run_whose_executor_is_killed_in_the_middle_ends_with_what_the_brokers
     assert [row["recordsAfter"] for row in again["partitions"]] == kept, (
         "the brokers find nothing that Spark left"
     )
+    audited = Printed(shop, "audit", TOPIC, "--output", "json").until_ended()
+    assert (audited["differences"], audited["keys"]) == (0, len(expected()))
+
+
+async def _killed_in_the_middle(shop: Shop, executor: Json) -> int:
+    """SIGKILL to an executor once a slice has come; how many had not when it was dead."""
+    node = breakable(shop.cluster).node(executor["spec"]["nodeName"])
+    async with asyncio.timeout(SECONDS), shop.client() as client:
+        while not _slices(await client.compaction_plan(TOPIC), "uploaded"):
+            pass
+        assert node.kill_pod(executor["metadata"]["uid"]), "nothing ran in the executor's pod"
+        return _slices(await client.compaction_plan(TOPIC), "missing")
+
+
+def _slices(plan: Json | None, state: str) -> int:
+    """Of an open plan."""
+    rows = plan["partitions"] if plan is not None and plan["state"] == "open" else []
+    return sum(len(row[state]) for row in rows)
+
+
+def test_jobs_that_were_printed_run_in_pods(shop: Shop) -> None:
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "snapshots"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    shop.cluster.apply(claim, namespace=shop.space)
+    for topic in ("loaded", "copied"):
+        shop.apply_topic(topic, partitions=2)
+    on_volume = ("--volume", "snapshots")
+    taken = Printed(shop, "snapshot", TOPIC, "/data/quotes", "-o", "json", *on_volume)
+    copied = Printed(shop, "copy", TOPIC, "copied", "--checkpoint", "/data/copy", "--cut-over", *on_volume)
+    assert taken.until_ended()["records"] == len(expected())
+    assert (
+        Printed(shop, "load", "/data/quotes", "loaded", "-o", "json", *on_volume).until_ended()["job"]
+        == "load"
+    )
+    copied.until_done()
+    for topic in ("loaded", "copied"):
+        assert asyncio.run(_table(shop, topic)) == expected(), topic
+
+
+class Printed:
+    """A job as ``--print-job`` prints it, made by kubectl."""
+
+    def __init__(self, shop: Shop, *words: str) -> None:
+        self.shop = shop
+        printed = shop.cluster.run(
+            [
+                *(sys.executable, "-m", f"firn_spark.{words[0]}", *words[1:]),
+                *("--print-job", "--image", images.SPARK.reference(), "--cluster", shop.name),
+            ]
+        )
+        made = shop.cluster.kubectl("create", "-n", shop.space, "-f", "-", "-o", "name", input=printed)
+        self.name = made.strip()
+
+    def until_done(self) -> str:
+        """What its pod printed."""
+
+        def ended() -> list[str]:
+            path = f"/apis/batch/v1/namespaces/{self.shop.space}/jobs/{self.name.partition('/')[2]}"
+            conditions = self.shop.cluster.api.get(path).get("status", {}).get("conditions", [])
+            return [told["type"] for told in conditions if told["status"] == "True"]
+
+        found = self.shop.cluster.until(ended, f"{self.name} has ended", seconds=SECONDS)
+        told = self.shop.cluster.kubectl("logs", "-n", self.shop.space, self.name, "--tail=-1")
+        assert "Complete" in found, f"{found}\n{told}"
+        return told
+
+    def until_ended(self) -> Json:
+        """Its report."""
+        [line] = [line for line in self.until_done().splitlines() if line.startswith('{"job":')]
+        found: Json = json.loads(line)
+        return found
+
+
+def test_a_run_whose_driver_is_alone_compacts_within_its_pod(shop: Shop) -> None:
+    asked = Asked(shop, "in-one-pod", engine="spark", spark={"runner": "local", "memory": "1Gi"})
+    status = asked.until_ended()
+    assert (status["phase"], status["runner"]) == ("Succeeded", "local"), f"{status}\n{asked.told()}"
+    assert asked.pods(role="executor") == []
+    assert [row["state"] for row in status["partitions"]] == ["done"] * PARTITIONS
 
 
 def test_a_run_that_is_deleted_ends_its_pods_and_leaves_the_topic_as_it_was(shop: Shop) -> None:
@@ -160,8 +244,8 @@ def _is_there(shop: Shop, path: str) -> bool:
     return True
 
 
-async def _table(shop: Shop) -> dict[bytes, bytes]:
+async def _table(shop: Shop, topic: str = TOPIC) -> dict[bytes, bytes]:
     async with shop.client() as client:
-        table = await client.table(TOPIC)
+        table = await client.table(topic)
         await table.caught_up()
         return dict(table)

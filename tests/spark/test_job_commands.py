@@ -85,6 +85,7 @@ def test_a_printed_job_runs_the_same_command_under_restricted_rules(name: str, c
     assert driver["args"] == [*NEEDED[name], "-o", "json", "--master", "local[*]"]
     assert {"name": "FIRN_BROKER", "value": "shop-bootstrap:7700"} in driver["env"]
     assert driver["image"] == "i:1"
+    assert job["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"] == name
     assert pod["securityContext"]["runAsNonRoot"] is True
     assert driver["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert {"name": "data", "persistentVolumeClaim": {"claimName": "claim"}} in pod["volumes"]

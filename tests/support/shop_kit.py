@@ -115,6 +115,13 @@ class Shop:
         items = [_object("BrokerCluster", self.name, brokers), _object("CompactedTopic", TOPIC, quotes)]
         self.cluster.apply({"apiVersion": "v1", "kind": "List", "items": items}, namespace=self.space)
 
+    def apply_topic(self, name: str, **spec: Any) -> None:
+        """A further topic, ready."""
+        self.cluster.apply(
+            _object("CompactedTopic", name, {"clusterRef": {"name": self.name}, **spec}), namespace=self.space
+        )
+        self.cluster.until(lambda: self.condition("compactedtopic", name) == "True", f"{name} is Ready")
+
     def until_ready(self) -> None:
         for kind, name in (("brokercluster", self.name), ("compactedtopic", TOPIC)):
             self.cluster.until(

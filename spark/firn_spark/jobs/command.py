@@ -149,7 +149,8 @@ def _worked(asked: argparse.Namespace, connection: Connection, work: Callable[[J
     signal.signal(signal.SIGTERM, _stop)  # so that Spark is stopped, and with it the executors
     logging.getLogger("py4j").setLevel(logging.ERROR)
     title = " ".join(("firn", asked.job, *([asked.topic] if "topic" in asked else [])))
-    spark = session(title, master=asked.master, conf={**_quiet(asked), **dict(asked.conf)})
+    bar = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
+    spark = session(title, master=asked.master, conf={**bar, **_quiet(asked), **dict(asked.conf)})
     try:
         return work(Job(spark, connection, asked))
     finally:

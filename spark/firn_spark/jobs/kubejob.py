@@ -78,17 +78,15 @@ def job_of(asked: argparse.Namespace, arguments: Sequence[str]) -> dict[str, Any
         "containers": [container],
         "volumes": volumes,
     }  # fmt: skip
+    labels = {"app.kubernetes.io/name": "firn-spark", "app.kubernetes.io/component": asked.job}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": {
-            "generateName": f"firn-{asked.job.replace('_', '-')}-",
-            "labels": {"app.kubernetes.io/name": "firn-spark", "app.kubernetes.io/component": asked.job},
-        },
+        "metadata": {"generateName": f"firn-{asked.job.replace('_', '-')}-", "labels": labels},
         "spec": {
             "backoffLimit": RETRIES.get(asked.job, 3),
             "ttlSecondsAfterFinished": 7 * 86_400,
-            "template": {"spec": pod},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     }
 
