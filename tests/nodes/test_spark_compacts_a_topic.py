@@ -181,14 +181,15 @@ class Printed:
     def until_done(self) -> str:
         """What its pod printed."""
 
-        def ended() -> list[str]:
-            path = f"/apis/batch/v1/namespaces/{self.shop.space}/jobs/{self.name.partition('/')[2]}"
+        path = f"/apis/batch/v1/namespaces/{self.shop.space}/jobs/{self.name.partition('/')[2]}"
+
+        def ended() -> set[str]:
             conditions = self.shop.cluster.api.get(path).get("status", {}).get("conditions", [])
-            return [told["type"] for told in conditions if told["status"] == "True"]
+            return {told["type"] for told in conditions if told["status"] == "True"} & {"Complete", "Failed"}
 
         found = self.shop.cluster.until(ended, f"{self.name} has ended", seconds=SECONDS)
         told = self.shop.cluster.kubectl("logs", "-n", self.shop.space, self.name, "--tail=-1")
-        assert "Complete" in found, f"{found}\n{told}"
+        assert found == {"Complete"}, told
         return told
 
     def until_ended(self) -> Json:
