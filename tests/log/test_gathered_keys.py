@@ -172,6 +172,23 @@ def test_what_was_gathered_before_a_truncation_is_not_used() -> None:
     assert s.keys_file(start) == built
 
 
+def test_a_sealed_segment_that_is_not_dispatched_waits_for_it() -> None:
+    """A standby's log runs ahead of its dispatch: what is gathered so far must not be let go, and read, for that."""
+    s, late = Setting(), []
+    while len(s.log.extents()) < 2:
+        data = s.some()
+        late.append((inspect_group(data, SECRET), s.log.append([data])))
+    (start,) = s.sealed()
+    s.damage(start)  # whoever reads the segment fails
+    dispatched = start
+    for group, positions in late:
+        assert s.index.build_missing(1, dispatched) == int(dispatched >= s.log.starts[1])
+        s.index.gather(group, [0], positions)
+        dispatched = positions[0] + int(group.size[0])
+    s.index.build_missing(1, dispatched)
+    assert s.index.missing() == []
+
+
 def test_past_its_bound_nothing_is_held_and_the_segment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keysgather, "GATHERED_RECORDS_MAX", 100)
     s = Setting()

@@ -111,6 +111,28 @@ def test_times_bound_rows_start_inclusive_and_end_exclusive() -> None:
         s.index.build_missing()
 
 
+def test_a_segment_that_was_cut_and_grew_to_the_same_end_is_not_judged_by_its_old_times() -> None:
+    s = Setting()
+    for serial in range(5):
+        s.log.append([batch([b"k"], value=bytes(1000), timestamp=10 + serial)])
+    s.log.sync()
+    before = s.log.extents()
+    start = before[0][0]
+    s.index.build(start)
+    assert s.find(b"k", times=(1_000, 2_000)) == []  # by its header
+    positions = [position for position, _ in s.find(b"k")]
+    s.log.truncate(positions[1])
+    for serial in range(4):
+        s.log.append([batch([b"k"], value=bytes(1000), timestamp=1_000 + serial)])
+    s.log.sync()
+    assert s.log.extents() == before
+    assert s.index.missing() == [start]
+    for _ in range(2):
+        assert [p for p, _ in s.find(b"k", times=(1_000, 2_000))] == positions[1:]
+        assert [p for p, _ in s.find(b"k", times=(0, 100))] == positions[:1]
+        s.index.build_missing()
+
+
 def damage_first_page(s: Setting) -> None:
     s.disk.flip(keys_path(FOLDER, 0), 4096 + 3)
 

@@ -81,7 +81,8 @@ class Upkeep:
                 with self._reported("retention"):
                     await self.retain()
             with self._reported("the key query index"):
-                await self._background.in_thread(self._core.key_query.build_missing, 1)
+                dispatched = self._core.dispatched_position
+                await self._background.in_thread(self._core.key_query.build_missing, 1, dispatched)
             with self._reported("the expiry of producers"):
                 await self._expire_producers()
 

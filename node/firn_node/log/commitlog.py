@@ -487,9 +487,10 @@ class CommitLog(LogReader):
             failpoints.step("log.truncate.marked")
             with self._lock:
                 last.topics = topics
-                self.truncations += 1
                 self._durable_end = position
                 self._view = View(view.starts[:kept], view.segments[:kept], position)
+                # Last: who reads it, and then the extents, has none that are older than what it stands for.
+                self.truncations += 1
             for segment in reversed(dropped):
                 self._unlink(segment)
                 failpoints.step("log.truncate.unlinked")

@@ -1,7 +1,7 @@
 """Finding the raw records of a key: fingerprints narrow the search, the real bytes decide.
 
-A sealed segment has a keys file (``keysfile``), built in the background once its bytes are durable, of what was
-gathered while it was written (``keysgather``) or else of the segment itself. A segment without a usable one, and
+A sealed segment has a keys file (``keysfile``), built in the background once its bytes are durable and dispatched, of
+what was gathered until then (``keysgather``) or else of the segment itself. A segment without a usable one, and
 the active one, are searched by the keys parts of their batches: slower, same answer.
 
 Invariants: nothing is returned before its topic id and key bytes were compared; a keys file that is missing,
@@ -64,7 +64,9 @@ class KeyQueryIndex:
         self._cache = cache
         self._folder = folder
         self._secret = secret
-        self._known: dict[int, KeysHeader] = {}  # headers of usable files
+        # Headers of usable files, and the log's truncations before they were read: a segment that was cut may grow
+        # to the same end again.
+        self._known: dict[int, tuple[int, KeysHeader]] = {}
         self._lock = threading.Lock()  # one build at a time
         self._gathered = Gathered()
 
@@ -81,17 +83,24 @@ class KeyQueryIndex:
         """As ``gather``, of batches of one record each."""
         self._gathered.add_records(records, starts=self._log.starts, truncations=self._log.truncations)
 
-    def missing(self) -> list[int]:
-        """Starts of the sealed, durable segments without a usable keys file, oldest first."""
-        durable = self._log.durable_end
-        sealed = [(start, end) for start, end in self._log.extents()[:-1] if end <= durable]
+    def missing(self, before: int | None = None) -> list[int]:
+        """Starts of the sealed, durable segments (that end at ``before``, or below) without a usable keys file.
+
+        *Shape*: oldest first.
+        """
+        truncations, durable = self._log.truncations, self._log.durable_end
+        limit = durable if before is None else min(before, durable)
+        sealed = [(start, end) for start, end in self._log.extents()[:-1] if end <= limit]
         for start in [s for s in self._known if s < self._log.start]:
             self._known.pop(start, None)
-        return [start for start, end in sealed if self._usable(start, end) is None]
+        return [start for start, end in sealed if self._usable(start, end, truncations) is None]
 
-    def build_missing(self, limit: int | None = None) -> int:
-        """Build the keys files of up to ``limit`` segments; how many were built."""
-        starts = self.missing()[:limit]
+    def build_missing(self, limit: int | None = None, before: int | None = None) -> int:
+        """Build the keys files of up to ``limit`` segments; how many were built.
+
+        ``before``: what is dispatched. What lies beyond is not gathered yet, and might be cut.
+        """
+        starts = self.missing(before)[:limit]
         for start in starts:
             self.build(start)
         return len(starts)
@@ -104,10 +113,10 @@ class KeyQueryIndex:
         Corrupt, naming the segment and the position, when a batch that is read is damaged.
         """
         with self._lock:
+            truncations = self._log.truncations
             end = dict(self._log.extents()[:-1]).get(segment_start)
             if end is None or end > self._log.durable_end:
                 return  # released, or not sealed and durable yet: nothing derived is ahead of the log
-            truncations = self._log.truncations
             try:
                 self._write(segment_start, end)
             except (FileNotFoundError, OffsetExpired):
@@ -128,10 +137,11 @@ class KeyQueryIndex:
         wanted = _Wanted(topic_id, key, since_ms, until_ms)
         length = np.array([len(key)], np.int32)
         hi = int(fingerprint(np.frombuffer(key, np.uint8), length, topic_id, self._secret)[0][0])
-        extents = self._log.extents()
+        truncations, extents = self._log.truncations, self._log.extents()
         for start, end in extents:
             try:
-                positions = self._candidates(start, end, hi, wanted, is_active=start == extents[-1][0])
+                header = None if start == extents[-1][0] else self._usable(start, end, truncations)
+                positions = self._candidates(start, end, hi, wanted, header)
                 for position in positions:
                     found = self._matches(position, wanted)
                     if found is not None:
@@ -141,10 +151,9 @@ class KeyQueryIndex:
                     raise
 
     def _candidates(
-        self, start: int, end: int, hi: int, wanted: _Wanted, *, is_active: bool
+        self, start: int, end: int, hi: int, wanted: _Wanted, header: KeysHeader | None
     ) -> Iterator[int]:
-        """Positions of batches that may hold the key, ascending."""
-        header = None if is_active else self._usable(start, end)
+        """Positions of batches that may hold the key, ascending; ``header``: of the keys file, if there is one."""
         if header is not None:
             if header.max_timestamp < wanted.since_ms or header.min_timestamp >= wanted.until_ms:
                 return
@@ -179,11 +188,14 @@ class KeyQueryIndex:
     def _segment_of(self, position: int) -> int:
         return max((start for start, _ in self._log.extents() if start <= position), default=0)
 
-    def _usable(self, start: int, end: int) -> KeysHeader | None:
-        """The header of a segment's keys file, None when there is no file that can be trusted."""
+    def _usable(self, start: int, end: int, truncations: int) -> KeysHeader | None:
+        """The header of a segment's keys file, None when there is no file that can be trusted.
+
+        ``truncations``: of the log, before it told this extent.
+        """
         known = self._known.get(start)
-        if known is not None and known.end == end:
-            return known
+        if known is not None and known[0] == truncations and known[1].end == end:
+            return known[1]
         try:
             with self._cache.reading(keys_path(self._folder, start)) as file:
                 header = read_header(file)
@@ -191,7 +203,7 @@ class KeyQueryIndex:
             return None
         if (header.start, header.end, header.probe) != (start, end, self._probe):
             return None
-        self._known[start] = header
+        self._known[start] = truncations, header
         return header
 
     def _forget(self, start: int) -> None:
