@@ -1,6 +1,8 @@
 """Replicas of another release in a drill, what a drill passes with, and the command's options for both."""
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import firn_node
 from firn.cli.main import build
 from firn_node.drills import command
 from firn_node.drills.catalogue import DRILLS
-from firn_node.drills.processes import Node
+from firn_node.drills.processes import Node, environment_of
 from firn_node.drills.verdict import Drill, Result, Settings, broken_bounds
 
 THIS = Path(firn_node.__file__).parents[1]
@@ -42,6 +44,16 @@ def test_a_replica_of_another_release_is_imported_from_that_releases_folder(
         assert Path(said.read_text()) == other_release / "firn_node" / "__main__.py"
 
     asyncio.run(story())
+
+
+def test_the_folder_that_a_drill_is_started_in_decides_about_no_release(other_release: Path) -> None:
+    """``cd OTHER; firn drill run upgrade --release .`` would else never leave the other release."""
+    ask = [sys.executable, "-c", "import firn_node; print(firn_node.__file__)"]
+    for release, folder in ((None, THIS), (str(other_release), other_release)):
+        said = subprocess.run(
+            ask, env=environment_of(release), cwd=other_release, capture_output=True, text=True, check=True
+        )
+        assert Path(said.stdout.strip()) == folder / "firn_node" / "__init__.py"
 
 
 @pytest.mark.parametrize("name", ["rolling-restart", "switchovers", "upgrade"])

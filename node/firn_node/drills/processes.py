@@ -22,6 +22,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import firn_node
 from firn.client import Client
 from firn.errors import FirnError
 from firn_node.coordinator import SqliteCoordinator
@@ -35,11 +36,19 @@ GROUP = GroupId("0")
 _RESTART_S = 0.5
 _STOP_S = 60.0
 _STATUS_S = 5.0
+_THIS = Path(firn_node.__file__).absolute().parents[1]  # where this release is imported from
 
 
 def environment_of(release: str | None) -> dict[str, str]:
-    """Of a process of that release: what lies in its folder goes before everything that is installed."""
-    return dict(os.environ) if release is None else {**os.environ, "PYTHONPATH": release}
+    """Of a process of that release, None: this one.
+
+    What lies in its folder goes before everything that is installed, and before the folder that the drill was started
+    in, where ``-m`` would look first.
+    """
+    path = release
+    if path is None:
+        path = os.pathsep.join([str(_THIS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
 
 class Node:
