@@ -91,7 +91,7 @@ class KeyQueryIndex:
         truncations, durable = self._log.truncations, self._log.durable_end
         limit = durable if before is None else min(before, durable)
         sealed = [(start, end) for start, end in self._log.extents()[:-1] if end <= limit]
-        for start in [s for s in self._known if s < self._log.start]:
+        for start in [s for s in list(self._known) if s < self._log.start]:
             self._known.pop(start, None)
         return [start for start, end in sealed if self._usable(start, end, truncations) is None]
 
