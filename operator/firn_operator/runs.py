@@ -149,9 +149,13 @@ class Compactions:
 
     async def _make(self, run: Run, state: ClusterState) -> str:
         """The objects of a run of Spark; a sentence when somebody else has one of their names."""
+        topic = self._cache.get(TOPIC, state.spec.namespace, run.topic)
+        if topic is None:
+            return f"the topic {run.topic} is gone"
         spark = SparkRun(
-            run.name, run.uid, run.topic, run.runner or "local", run.wish, self._image, state.spec
-        )
+            run.name, run.uid, run.topic, parse_topic(topic).id.uid, run.runner or "local", run.wish, self._image,
+            state.spec,
+        )  # fmt: skip
         for body in run_objects(spark):
             kind = KINDS[body["kind"]]
             there = await self._kube.get(kind, spark.namespace, name_of(body))

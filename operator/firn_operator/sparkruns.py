@@ -96,6 +96,7 @@ class SparkRun:
     name: str
     uid: str
     topic: str
+    topic_uid: str
     runner: Runner
     wish: Wish
     image: str
@@ -140,7 +141,12 @@ def _labels(run: SparkRun) -> dict[str, str]:
 
 
 def _account(run: SparkRun, name: str) -> Obj:
-    return _object(run, SERVICE_ACCOUNT, name, automountServiceAccountToken=False)
+    """The topic's, as its name: to hand it from run to run would take the right to delete accounts."""
+    made = _object(run, SERVICE_ACCOUNT, name, automountServiceAccountToken=False)
+    del made["metadata"]["labels"][LABEL_RUN]
+    owner = {"apiVersion": API_VERSION, "kind": "CompactedTopic", "name": run.topic, "uid": run.topic_uid}
+    made["metadata"]["ownerReferences"] = [owner]
+    return made
 
 
 def _driver_rights(run: SparkRun) -> Obj:

@@ -213,10 +213,11 @@ def test_a_run_that_is_deleted_ends_its_pods_and_leaves_the_topic_as_it_was(shop
     shop.cluster.api.delete(f"{asked.path}/{asked.name}")
     shop.cluster.until(lambda: not _is_there(shop, f"{asked.path}/{asked.name}"), "the run is gone")
     shop.cluster.until(lambda: not asked.pods(), "its pods are gone")
-    accounts = shop.cluster.api.get(f"/api/v1/namespaces/{shop.space}/serviceaccounts")["items"]
-    assert [
-        each["metadata"]["name"] for each in accounts if each["metadata"]["name"].startswith("firn-")
-    ] == []
+    bindings = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{shop.space}/rolebindings"
+    selector = {"labelSelector": asked.selector}
+    shop.cluster.until(
+        lambda: not shop.cluster.api.get(bindings, **selector)["items"], "its driver's rights are gone"
+    )
     assert asyncio.run(_table(shop)) == expected()
 
 

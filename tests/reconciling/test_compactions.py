@@ -180,6 +180,24 @@ def test_a_drivers_pods_may_do_what_their_runner_needs(world: World) -> None:
     assert [name_of(each) for each in world.all(SERVICE_ACCOUNT)] == ["firn-driver-quotes", "main-0"]
 
 
+def test_the_accounts_of_runs_are_the_topics_and_stay_as_they_are(world: World) -> None:
+    world.force("now", "quotes", engine="spark", spark={"runner": "job"})
+    go(world, 12)
+    before = [each for each in world.all(SERVICE_ACCOUNT) if name_of(each).startswith("firn-")]
+    assert [
+        (each["ownerReferences"][0]["kind"], len(each["ownerReferences"]))
+        for each in (account["metadata"] for account in before)
+    ] == [
+        ("CompactedTopic", 1),
+        ("CompactedTopic", 1),
+    ]
+    world.force("later", "quotes", engine="spark", spark={"runner": "job"})
+    go(world, 12)
+    assert status(world, "later")["phase"] == "Succeeded"
+    after = [each for each in world.all(SERVICE_ACCOUNT) if name_of(each).startswith("firn-")]
+    assert after == before, "to hand them to another owner takes the right to delete them"
+
+
 def test_a_run_that_spark_and_the_brokers_disagree_about_fails_with_the_offsets(world: World) -> None:
     world.bad_partition = "disagreement"
     world.force("now", "quotes", engine="spark")
@@ -298,7 +316,7 @@ def test_a_deleted_run_of_spark_takes_its_driver_and_its_plan_along(world: World
     assert world.find(COMPACTION, "now") is None
     assert world.plans["quotes"]["state"] == "cancelled"
     assert world.all(JOB) == []
-    own = [name_of(each) for kind in (CONFIG_MAP, SERVICE_ACCOUNT, POD) for each in world.all(kind)]
+    own = [name_of(each) for kind in (CONFIG_MAP, ROLE_BINDING, POD) for each in world.all(kind)]
     assert [name for name in own if not name.startswith("main")] == []
 
 
