@@ -14,9 +14,13 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
-from firn.errors import Conflict, NotFound, Unavailable
+import yaml
+
+import firn_operator
+from firn.errors import Conflict, Forbidden, NotFound, Unavailable
 from firn_operator.brokers import Way
 from firn_operator.events import REASONS
 from firn_operator.kube import (
@@ -48,6 +52,8 @@ IMAGE, SPARK_IMAGE = "firn:1", "firn-spark:1"
 QUIET_ROUNDS = 8
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MANAGER = "firn-operator"
+RULES = yaml.safe_load((Path(firn_operator.__file__).parent / "rights.yaml").read_text())["rules"]
+MAY_BE_DELETED = {kind for rule in RULES if "delete" in rule["verbs"] for kind in rule["resources"]}
 
 
 class Killed(BaseException):
@@ -179,8 +185,15 @@ class Store:
         wanted = {"status": body["status"]} if sub else copy.deepcopy(body)
         merged = _merge(_without(new, before, wanted), wanted)
         merged["metadata"]["name"] = name_of(body)
+        self._check_owners(kind, old, merged)
         self._applied[(*key, sub)] = copy.deepcopy(wanted)
         return copy.deepcopy(self.put(merged))
+
+    def _check_owners(self, kind: Kind, old: Obj | None, new: Obj) -> None:
+        """As OpenShift does (OwnerReferencesPermissionEnforcement): who changes an object's owner may delete the object."""
+        owners = [each["metadata"].get("ownerReferences") or [] for each in (old or new, new)]
+        if owners[0] != owners[1] and kind.plural not in MAY_BE_DELETED:
+            raise Forbidden(f"{kind.plural}: cannot set an ownerRef on a resource you can't delete")
 
     async def patch(self, kind: Kind, namespace: str, name: str, body: Obj) -> Obj | None:
         self._ask("patch", kind, name)
