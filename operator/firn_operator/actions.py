@@ -17,6 +17,7 @@ from firn_operator.guard import GroupView, best_successor, has_record, may_disca
 from firn_operator.kube import CLAIM, KINDS, LEASE, POD, SECRET, Kind, Kube, Obj, name_of, namespace_of
 from firn_operator.names import (
     STAGE,
+    ca_name,
     claim_name,
     cluster_labels,
     group_labels,
@@ -60,10 +61,12 @@ class Actions:
         """Do them in order; without the place of its record nothing more of a group is made, and a resource is let go
         only when all before was done.
 
-        Errors: Unavailable ends the pass, which begins anew later; Interrupted, when some of them were done.
+        Errors: Unavailable ends the pass, which begins anew later; Interrupted, when some of them were done. What could
+        not be done now, or is refused, does not count: it would be tried again at once, for ever.
         """
         outcome, done = Outcome(), 0
         for action in actions:
+            put_off = len(outcome.blocked) + len(outcome.failed)
             if isinstance(action, planned.Finalize) and (outcome.is_stale or outcome.failed):
                 outcome.is_stale = True
                 continue
@@ -80,11 +83,11 @@ class Actions:
                     raise
                 raise Interrupted(error.message) from error
             else:
-                done += 1
+                done += len(outcome.blocked) + len(outcome.failed) == put_off
                 continue
             if isinstance(action, planned.MakeLease):
                 break  # a BrokerGroup says that its Lease was made
-            if isinstance(action, planned.WriteSecret) and outcome.is_stale:
+            if isinstance(action, planned.WriteSecret) and (outcome.is_stale or _is_ca(action, state)):
                 break  # what follows may be signed by, or trust, a CA that was not stored
         return outcome
 
@@ -234,6 +237,10 @@ class Actions:
         await self._kube.delete(CLAIM, namespace, claim_name(action.pod), uid=action.claim_uid)
         await self._kube.delete(POD, namespace, action.pod, uid=action.uid)
         await self._events.post(state.resource, "VolumeGivenUp", action.why, is_warning=True)
+
+
+def _is_ca(action: planned.WriteSecret, state: ClusterState | None) -> bool:
+    return state is not None and action.write.name == ca_name(state.spec.name)
 
 
 def _refused(action: planned.Action, error: FirnError) -> tuple[str, str]:

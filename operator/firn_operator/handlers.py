@@ -129,7 +129,7 @@ def _watches() -> list[asyncio.Task[None]]:
 
 def watches_of(namespaces: tuple[str, ...], *, sees_nodes: bool) -> int:
     """How many watches there are to be."""
-    return max(1, len(namespaces)) * len((*WATCHED, *OWNED)) + sees_nodes
+    return max(1, len(set(namespaces))) * len((*WATCHED, *OWNED)) + sees_nodes
 
 
 async def hearing(watches: int, *, check_s: float = CHECK_S, begun_s: float = BEGUN_S) -> None:

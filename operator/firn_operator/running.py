@@ -132,7 +132,7 @@ async def run(settings: Settings) -> None:
         settings.lease_namespace,
         settings.lease,
         settings.identity,
-        clock=time.monotonic,
+        clock=boot_time,
         randomness=randomness,
     )
     metrics = Metrics()

@@ -2,17 +2,20 @@
 
 import asyncio
 import itertools
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from random import Random
 
 import pytest
+from aiohttp import web
 from operator_kit import NAMESPACE, World
 from world_server import Faults, HeardWorld, Served, Watch, Write, served
 
 from firn.errors import Unavailable
-from firn_operator.handlers import WATCHER, hearing, settings_of
+from firn_operator.handlers import WATCHER, hearing, settings_of, watches_of
+from firn_operator.health import Health, serve
 from firn_operator.kube import CLUSTER, SERVICE, TOPIC, Kind, Obj
 from firn_operator.running import Settings, run
 
@@ -169,6 +172,34 @@ def test_a_watch_that_ends_for_good_ends_the_operator_so_that_it_starts_anew(
             await until(shown, is_changed)
 
         asyncio.run(operating(anew, sweep_s=WITHIN_S))
+
+
+def test_an_operator_on_a_machine_that_was_suspended_is_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its leader's time stood still meanwhile, and what judged it did not: no operator there ever came up."""
+    world, made = HeardWorld(), list[Health]()
+
+    async def opened(health: Health, port: int) -> web.AppRunner:
+        made.append(health)
+        return await serve(health, port)
+
+    monkeypatch.setattr("firn_operator.running.boot_time", lambda: time.monotonic() + 3600)
+    monkeypatch.setattr("firn_operator.running.serve", opened)
+    with served(world, Faults(), tmp_path) as shown:
+        monkeypatch.setenv("KUBECONFIG", str(shown.kubeconfig))
+
+        async def use() -> None:
+            shown.ask(begin)
+            await until(shown, is_settled)
+            assert made[0].is_leading()
+            assert made[0].trouble() == ""
+
+        asyncio.run(operating(use))
+
+
+def test_a_namespace_that_is_named_twice_is_watched_once() -> None:
+    assert watches_of(("a", "b", "a"), sees_nodes=False) == watches_of(("a", "b"), sees_nodes=False)
 
 
 def test_tries_of_watches_come_at_other_times_in_each_process_and_never_end() -> None:

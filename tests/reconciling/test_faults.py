@@ -19,10 +19,10 @@ from operator_kit import (
     until_quiet,
 )
 
-from firn.errors import Conflict, FirnError, Unavailable
+from firn.errors import Conflict, FirnError, Forbidden, Invalid, Unavailable
 from firn_operator.brokers import Way
 from firn_operator.guard import record_of
-from firn_operator.kube import CLUSTER, CONFIG_MAP, GROUP, LEASE, POD, name_of
+from firn_operator.kube import CLUSTER, CONFIG_MAP, GROUP, LEASE, POD, ROLE, SECRET, SERVICE, name_of
 from firn_operator.leader import ACT_S, TAKE_AFTER_S, Deposed, Fencing, Leader
 from firn_operator.queue import Interrupted
 from firn_operator.reconcile import Key
@@ -99,17 +99,19 @@ def test_conflicts_and_failing_answers_on_half_of_all_writes_converge_to_the_sam
     assert world.lost_writes == []
 
 
-def test_of_a_ca_that_could_not_be_stored_nothing_is_made() -> None:
+@pytest.mark.parametrize("error", [Conflict("it is there already"), Forbidden("of that name"), Invalid("no")])
+def test_of_a_ca_that_could_not_be_stored_nothing_is_made(error: FirnError) -> None:
     world = World()
     world.cluster()
 
     def refuse(request: Request) -> None:
-        if request.is_write and request.kind == "Secret":
-            raise Conflict("it is there already")
+        if request.is_write and (request.kind, request.name) == ("Secret", "main-ca"):
+            raise error
 
     world.on_request = refuse
     asyncio.run(one_round(new_operator(world)))
     assert world.all(CONFIG_MAP) == []
+    assert world.all(SECRET) == []
     world.on_request = allow
     asyncio.run(until_quiet(world, new_operator(world)))
     trust = world.find(CONFIG_MAP, "main-ca")
@@ -135,6 +137,31 @@ def test_a_pass_that_got_on_before_the_api_server_failed_is_not_put_off_for_long
         for _ in range(5):
             with pytest.raises(Interrupted):
                 await operator.reconciler.work(key)
+
+    world.on_request = ask
+    asyncio.run(run())
+
+
+def test_what_is_refused_is_no_progress_of_a_pass_that_fails_behind_it() -> None:
+    """It would be tried several times a second, for as long as the API server fails."""
+    world = World()
+    world.cluster()
+    asyncio.run(until_quiet(world, new_operator(world)))
+    world.remove(SERVICE, "main-bootstrap")
+    world.remove(ROLE, "main-0")
+    about = {"name": "main-bootstrap", "namespace": NAMESPACE}
+    world.put({"apiVersion": "v1", "kind": "Service", "metadata": about})
+
+    def ask(request: Request) -> None:
+        if request.is_write:
+            raise Unavailable("500")
+
+    async def run() -> None:
+        operator = new_operator(world)
+        await operator.sweep()
+        with pytest.raises(Unavailable) as raised:
+            await operator.reconciler.work(Key("cluster", NAMESPACE, "main"))
+        assert not isinstance(raised.value, Interrupted)
 
     world.on_request = ask
     asyncio.run(run())
