@@ -350,10 +350,13 @@ class WebSocket:
         if self._pinged is None and now >= self._heard + ping_after:
             self._pinged = now
             self._write(_FINAL | Opcode.PING, b"")
-        if self._pinged is not None and now >= self._pinged + answer_within:
-            self.cut(f"no sign of life for {now - self._heard:.0f} s")
-            return
-        due = self._heard + ping_after if self._pinged is None else self._pinged + answer_within
+        due = self._heard + ping_after
+        if self._pinged is not None:
+            # A ping that left early says nothing while what is on its way goes on again: it comes behind that.
+            due = max(due, self._pinged) + answer_within
+            if now >= due:
+                self.cut(f"no sign of life for {now - self._heard:.0f} s")
+                return
         if self._stall_s is not None:
             due = min(due, self._heard + self._stall_s)
         if self._is_awaited is not None:

@@ -11,7 +11,7 @@ from security_kit import Site
 from firn.client.stream import Stream
 from firn.errors import FirnError, Unavailable
 from firn.tls import client_context
-from firn.websocket import Opcode, WebSocket, accept_key
+from firn.websocket import IN_VAIN_MAX, Opcode, WebSocket, accept_key
 from firn.wire import Assembler, Message, Op, frames
 from firn_node.security.trust import load_trust
 
@@ -146,6 +146,55 @@ def test_a_broker_is_not_given_up_while_a_long_message_is_on_its_way(monkeypatch
         await stream.close()
         with pytest.raises(Unavailable):
             await asking
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
+
+
+def test_a_link_that_was_cut_off_for_a_moment_is_borne_as_long_as_one_that_is_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The ping of that moment lies behind the rest of a long message: that it is not answered says nothing."""
+    tries = iter([IN_VAIN_MAX])
+    monkeypatch.setattr("firn.websocket.AWAITED_PING_S", 0.05)
+    monkeypatch.setattr("firn.websocket.AWAITED_ANSWER_S", 0.05)
+    monkeypatch.setattr("firn.websocket._tries_in_vain", lambda _: next(tries, 0))
+    monkeypatch.setattr("firn.client.stream.HEARTBEAT_S", 2.0)
+
+    async def main() -> None:
+        stream, peer, server = await connected()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        peer.transport.pause_reading()
+        with pytest.raises(Unavailable, match="no sign of life"):
+            await asyncio.wait_for(stream.ask(Op.PRODUCE, {}, bytes(32 << 20)), 60)
+        assert loop.time() - began >= 2.5, "a heartbeat, and half of one for the answer"
+        assert list(tries) == []
+        peer.transport.abort()
+        server.close()
+        await server.wait_closed()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("is_silent", [True, False])
+def test_what_is_on_its_way_to_a_machine_that_is_cut_off_is_no_reason_to_wait(
+    is_silent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("firn.websocket._tries_in_vain", lambda _: IN_VAIN_MAX if is_silent else 0)
+    monkeypatch.setattr("firn.client.stream.HEARTBEAT_S", 3600.0)
+
+    async def main() -> None:
+        stream, peer, server = await connected()
+        peer.transport.pause_reading()
+        asking = asyncio.create_task(stream.ask(Op.PRODUCE, {}, bytes(32 << 20)))
+        done, _ = await asyncio.wait([asking], timeout=60 if is_silent else 4)
+        assert (asking in done) == is_silent
+        await stream.close(within=0.05)
+        with pytest.raises(Unavailable):
+            await asking
+        peer.transport.abort()
         server.close()
         await server.wait_closed()
 
