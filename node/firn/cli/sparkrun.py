@@ -8,6 +8,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
@@ -38,12 +39,16 @@ def compact_by_spark(topic: str, options: Sequence[str], show: Callable[[Documen
     *Errors*: Failure with the child's own sentence when it has no result.
     """
     command = [sys.executable, "-m", MODULE, *options, "--progress", "--output", "json", "--", topic]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    with (  # a file: the result of many partitions is more than a pipe holds while nobody reads it
+        tempfile.TemporaryFile("w+") as result,
+        subprocess.Popen(command, stdout=result, stderr=subprocess.PIPE, text=True) as child,
+    ):
         try:
-            assert child.stdout is not None
             assert child.stderr is not None
             last = _followed(child.stderr, show)
-            lines = child.stdout.read().splitlines()
+            child.wait()
+            result.seek(0)
+            lines = result.read().splitlines()
         except BaseException:
             child.terminate()  # its plan stays open, and the next run goes on with it
             raise
