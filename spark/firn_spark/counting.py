@@ -4,7 +4,7 @@ A task reads the keys of one slice of a partition and counts by their real bytes
 ``groupBy("key")`` the same rows take ten times as long, because each of them travels into the JVM and through a shuffle.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -34,11 +34,11 @@ def count_keys(
 ) -> KeyCount:
     """The keys of ``topic`` now, out of a pinned snapshot. Keys are told apart by partition too, as everywhere.
 
-    ``slice_records``: a partition with more offsets is counted by several tasks, each a part of its keys.
+    ``slice_records``: a partition with more rows is counted by several tasks, each a part of its keys.
     Errors: UnknownTopic; those of the tasks, in Spark's own words.
     """
     with pinned(connection, topic) as pin:
-        return counted(spark, connection, pin.ranges(), slice_records=slice_records)
+        return counted(spark, connection, pin.ranges(), rows=pin.rows, slice_records=slice_records)
 
 
 def counted(
@@ -46,21 +46,32 @@ def counted(
     connection: Connection,
     parts: Sequence[Range],
     *,
+    rows: Mapping[int, int] | None = None,
     slice_records: int = SLICE_RECORDS,
 ) -> KeyCount:
-    """The same of the rows of any ranges, one a partition. Errors: those of the tasks, in Spark's own words."""
-    items = [
-        (part, number, slices)
-        for part in parts
-        if part.start < part.end
-        for slices in [-(-(part.end - part.start) // slice_records)]
-        for number in range(slices)
-    ]
+    """The same of the rows of any ranges, one a partition. ``rows``: about how many each has; else as many as offsets.
+
+    Errors: those of the tasks, in Spark's own words.
+    """
+    items = sliced(parts, rows or {}, slice_records)
     if not items:
         return KeyCount(0, 0, 0)
     tasks = spark.sparkContext.parallelize(items, len(items))
     found = tasks.map(partial(_of_task, connection)).collect()
     return KeyCount(*(sum(column) for column in zip(*found, strict=True)))
+
+
+def sliced(
+    parts: Sequence[Range], rows: Mapping[int, int], slice_records: int
+) -> list[tuple[Range, int, int]]:
+    """A part, the number of a slice, and how many there are: each slice is a task that reads all of the part."""
+    found: list[tuple[Range, int, int]] = []
+    for part in parts:
+        offsets = part.end - part.start
+        count = min(offsets, max(rows.get(part.partition, offsets), 1))
+        slices = -(-count // slice_records)
+        found += [(part, number, slices) for number in range(slices)]
+    return found
 
 
 def _of_task(connection: Connection, item: tuple[Range, int, int]) -> tuple[int, int, int]:

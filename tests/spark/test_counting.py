@@ -6,7 +6,8 @@ from spark_kit import map_of, records_of, written
 
 from firn.client.blocking import Client
 from firn_spark.connection import Connection
-from firn_spark.counting import KeyCount, count_keys
+from firn_spark.counting import KeyCount, count_keys, sliced
+from firn_spark.fetch import Range
 
 
 @pytest.mark.parametrize("slice_records", [400, 1 << 20])
@@ -30,3 +31,15 @@ def test_a_topic_without_a_record_has_no_key_and_one_of_tombstones_none_that_liv
     for key in (b"a", b"b", b"a"):
         client.delete(topic, key)
     assert count_keys(spark, connection, topic) == KeyCount(3, 2, 0)
+
+
+def test_a_partition_is_cut_by_its_rows_and_not_by_the_offsets_that_were_ever_given() -> None:
+    """Every task reads the whole partition: two thousand of them would read a compacted one as often."""
+
+    def part(number: int, end: int) -> Range:
+        return Range(topic="t", topic_id=1, partition=number, start=0, end=end)
+
+    old, silent, none, deleted = part(0, 10**10), part(1, 12), part(2, 0), part(3, 10**10)
+    assert sliced([old, silent, none, deleted], {0: 7, 3: 0}, 5) == [
+        (old, 0, 2), (old, 1, 2), (silent, 0, 3), (silent, 1, 3), (silent, 2, 3), (deleted, 0, 1),
+    ]  # fmt: skip

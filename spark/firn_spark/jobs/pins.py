@@ -11,12 +11,15 @@ from firn_spark.fetch import Range
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """``ends``: of each partition the first offset that is not in it."""
+    """``ends``: of each partition the first offset that is not in it; ``rows``: about how many its compacted view has,
+    where its broker has said so.
+    """
 
     topic: str
     topic_id: int
     id: str
     ends: Mapping[int, int]
+    rows: Mapping[int, int]
 
     def ranges(self) -> list[Range]:
         """All of it, a range a partition."""
@@ -33,8 +36,10 @@ def pinned(connection: Connection, topic: str) -> Iterator[Pin]:
     Errors: UnknownTopic, also for a topic that is deleted and made anew meanwhile.
     """
     with connection.client() as client:
-        topic_id = int(client.describe(topic)["topic_id"])
+        described = client.describe(topic)
+        topic_id = int(described["topic_id"])
         with client.snapshot(topic) as snapshot:
             if int(client.describe(topic)["topic_id"]) != topic_id:
                 raise UnknownTopic(f"{topic} was deleted and made anew just now; run again")
-            yield Pin(topic, topic_id, snapshot.id, dict(snapshot.ends))
+            rows = {int(row["partition"]): int(row["live_records"]) for row in described["partitions"]}
+            yield Pin(topic, topic_id, snapshot.id, dict(snapshot.ends), rows)
