@@ -29,7 +29,7 @@ from multiprocessing.connection import Client, Listener
 from typing import Any
 
 from firn.client.transport import path_of
-from firn.errors import FirnError, Unavailable
+from firn.errors import FirnError, SnapshotExpired, Unavailable
 from firn_spark.connection import Connection
 from firn_spark.fetch import Link
 from firn_spark.planning import Lease
@@ -59,12 +59,15 @@ def hand_over(lease: Lease) -> None:
 
 @dataclass(slots=True)
 class _Held:
-    """``renewals``: as the broker has counted them. ``is_read``: whether a task has come to it."""
+    """``renewals``: as the broker has counted them; ``asked``: how many of the keeper's own it may have counted since.
+    ``is_read``: whether a task has come to it.
+    """
 
     lease: Lease
     used: float
     renewed: float
     renewals: int = 0
+    asked: int = 0
     is_read: bool = False
 
 
@@ -165,6 +168,8 @@ class Keeper:
     def _renew(self, held: _Held, now: float) -> bool:
         """Whether the broker has it still, and so has said how often it was renewed."""
         lease = held.lease
+        parts = lease.id.count(",") + 1
+        held.asked += parts
         try:
             renewals = sum(int(answer.get("renewals", 0)) for answer in _ask("PUT", lease))
         except (FirnError, OSError) as error:  # the lease lasts for five rounds
@@ -172,10 +177,11 @@ class Keeper:
             if isinstance(error, FirnError) and not error.retry:
                 self._let_go(held)
             return False
-        ours = held.renewals + lease.id.count(",") + 1
-        if renewals > ours:
+        if renewals > held.renewals + held.asked:
             held.used, held.is_read = now, True
-        held.renewals, held.renewed = renewals, now
+        elif held.asked > parts:  # an answer was lost: nobody knows whose renewals were counted
+            held.used = now
+        held.renewals, held.renewed, held.asked = renewals, now, 0
         return True
 
     def _let_go(self, held: _Held) -> None:
@@ -199,11 +205,13 @@ def _give_back(leases: Sequence[Lease]) -> None:
 
 
 def _ask(method: str, lease: Lease, *, timeout: float | None = None) -> list[dict[str, Any]]:
-    """The answer of each broker group that holds a part of the snapshot."""
+    """The answer of each broker group that holds a part of the snapshot. *Errors*: FirnError, OSError."""
     connection = Connection.of_options(lease.options)
     with Link(connection if timeout is None else replace(connection, timeout=timeout)) as link:
-        target = link.run(link.target(lease.topic))
+        target, ids = link.run(link.target(lease.topic)), lease.id.split(",")
+        if len(ids) != len(target.transports):
+            raise SnapshotExpired(f"topic {lease.topic} was made anew, in other broker groups")
         return [
             link.run(way.request(method, path_of("topics", lease.topic, "snapshots", id))).document()
-            for way, id in zip(target.transports, lease.id.split(","), strict=True)
+            for way, id in zip(target.transports, ids, strict=True)
         ]

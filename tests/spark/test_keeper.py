@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from firn.client.blocking import Client
-from firn.errors import SnapshotExpired
+from firn.errors import SnapshotExpired, Unavailable
+from firn_spark import keeper as keeper_module
 from firn_spark.connection import Connection
 from firn_spark.fetch import read
 from firn_spark.filters import Wanted
@@ -123,6 +124,41 @@ def test_a_lease_that_tasks_have_read_is_given_back_although_other_jobs_run(
     clock.now = 371.0
     until(lambda: not keeper.held)
     until(lambda: not is_held(connection, planned))
+
+
+def test_an_answer_that_is_lost_is_not_taken_for_a_task_that_came(
+    connection: Connection, planned: Plan, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, lost = Clock(), [True]
+    polls, ask = Polls(lambda: True), keeper_module._ask
+
+    def answer(method: str, lease: Lease, **options: Any) -> list[dict[str, Any]]:
+        found = ask(method, lease, **options)
+        if method == "PUT" and lost:
+            lost.clear()
+            raise Unavailable("the answer did not come")
+        return found
+
+    monkeypatch.setattr(keeper_module, "_ask", answer)
+    keeper = hold(polls, idle_s=100, renew_s=40, clock=clock)
+    for now in (50.0, 100.0, 300.0):  # its tasks wait behind other jobs
+        clock.now = now
+        polls.pass_by()
+    assert not lost
+    assert len(keeper.held) == 1
+    assert is_held(connection, planned)
+
+
+def test_a_topic_that_was_made_anew_in_other_groups_does_not_end_the_keeper(
+    connection: Connection, planned: Plan, hold: Hold, topic: str
+) -> None:
+    polls = Polls(lambda: True)
+    keeper = hold(polls, renew_s=0)
+    assert planned.lease is not None
+    hand_over(Lease(topic, f"{planned.lease.id},00", planned.lease.options))
+    until(lambda: len(keeper.held) == 2)
+    until(lambda: keeper.held == [planned.lease.id])
+    polls.pass_by()
 
 
 def test_a_driver_that_cannot_be_asked_for_a_moment_keeps_its_leases(
