@@ -56,6 +56,20 @@ def test_topics_are_created_listed_described_changed_and_deleted(tmp_path: Path)
     with_live_broker(tmp_path, work)
 
 
+@pytest.mark.parametrize("partitions", [1000, 2500])
+def test_a_topic_is_described_with_more_partitions_than_one_answer_has(
+    tmp_path: Path, partitions: int
+) -> None:
+    """A copy that did not see the last of them was cut over before they were copied."""
+
+    async def work(client: Client, _: str) -> None:
+        await client.create_topic("many", partitions=partitions)
+        found = await client.describe("many")
+        assert [row["partition"] for row in found["partitions"]] == list(range(partitions))
+
+    with_live_broker(tmp_path, work)
+
+
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 def test_what_is_produced_is_read_in_both_views_got_and_queried(tmp_path: Path, loop: str) -> None:
     async def work(client: Client, _: str) -> None:

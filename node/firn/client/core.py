@@ -16,7 +16,7 @@ from firn.client.clusterstatus import cluster_status
 from firn.client.dialling import Dial, direct
 from firn.client.feed import PAGE_BYTES, PREFETCH_BYTES, Source
 from firn.client.gets import Gets
-from firn.client.groupparts import joined_runs, whole_description
+from firn.client.groupparts import joined_runs, whole_description, with_further_partitions
 from firn.client.groups import GroupOffset, commit_offsets, fetch_offsets
 from firn.client.operating import rebuild, switch_over
 from firn.client.producer import Producer, ProducerSettings
@@ -157,7 +157,7 @@ class Client:
         path = path_of("topics", name)
         document = _mapping((await self._transport.request("GET", path)).document())
         if "cluster" not in document:
-            return document
+            return await with_further_partitions(name, self._transport, document)
         self._routes.learn(document)
         groups = [int(place["group"]) for place in document["cluster"]]
         return await whole_description(name, groups, self._routes.all())

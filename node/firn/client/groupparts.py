@@ -12,6 +12,7 @@ _PLAN_STATES = ("open", "expired", "cancelled")  # likewise; else it is done
 
 FIRST_GROUP = 0  # it decides on topics
 _SHARE = 3  # a group that does not answer may take this part of the time
+_PARTITIONS_PAGE = 1000  # of a topic, in one answer of a broker
 
 
 def joined_runs(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -25,6 +26,24 @@ def joined_runs(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "state": next(state for state in _STATES if state in states),
         "partitions": sorted(rows, key=lambda row: int(row["partition"])),
     }
+
+
+async def with_further_partitions(
+    name: str, way: Transport, document: dict[str, Any], *, timeout: float | None = None
+) -> dict[str, Any]:
+    """A topic as one broker shows it, ``document``, with the partitions that its answer had no room for.
+
+    Errors: those of the requests; Unavailable where the topic was made anew between two of them.
+    """
+    rows = page = document["partitions"]
+    while len(page) == _PARTITIONS_PAGE:
+        query = {"after": int(page[-1]["partition"]), "limit": _PARTITIONS_PAGE}
+        found = (await way.request("GET", path_of("topics", name), query=query, timeout=timeout)).document()
+        if found["topic_id"] != document["topic_id"]:
+            raise Unavailable(f"topic {name!r} was deleted and made anew just now; ask again")
+        page = found["partitions"]
+        rows = rows + page
+    return {**document, "partitions": rows}
 
 
 async def whole_description(
@@ -42,13 +61,14 @@ async def whole_description(
             if group not in ways:
                 raise Unavailable(f"broker group {group} has no broker yet")
             way = ways[group]
-            answer = await way.request("GET", path_of("topics", name), timeout=way.timeout / _SHARE)
+            timeout = way.timeout / _SHARE
+            answer = await way.request("GET", path_of("topics", name), timeout=timeout)
+            found: dict[str, Any] = answer.document()
+            return await with_further_partitions(name, way, found, timeout=timeout)
         except FirnError as error:
             if group == FIRST_GROUP:
                 raise
             return error
-        found: dict[str, Any] = answer.document()
-        return found
 
     found = dict(zip(groups, await asyncio.gather(*map(ask, groups)), strict=True))
     documents = [answer for answer in found.values() if isinstance(answer, dict)]
