@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,7 +106,9 @@ def copy(
 
 
 def _ends(client: Any, state: CopyState) -> topics.Offsets:
-    """The ends of the source that is copied. Errors: UnknownTopic: another topic has its name, whose ends say nothing."""
+    """The ends of the source that is copied. Errors: UnknownTopic: another topic has its name, whose ends say nothing;
+    Unavailable: not all are told of.
+    """
     described = client.describe(state.source)
     _check_same_source(int(described["topic_id"]), state)
     return topics.latest(described)
@@ -212,7 +215,8 @@ class Following:
         said, was_in_step = time.monotonic(), False
         while not is_stopped():
             now = time.monotonic()
-            self._behind.saw(now, ends())
+            with suppress(Unavailable):  # a master changes; one that is gone for good ends the query
+                self._behind.saw(now, ends())
             self._look()
             self.lag = self._behind.behind(time.monotonic(), self.copied)
             in_step = self.lag < self._wish.in_step_s
@@ -226,7 +230,8 @@ class Following:
                 said = now
             was_in_step = in_step
             if target is None and (self._wish.cut_over or (self._wish.checkpoint / CUT_OVER).exists()):
-                target = ends()
+                with suppress(Unavailable):
+                    target = ends()
             if target is not None and covers(self.copied, target):
                 return True
             if not self._query.isActive:

@@ -8,17 +8,19 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from jobs_kit import Written, map_of
 
 from firn.client.blocking import Client
-from firn.errors import Invalid
+from firn.errors import Invalid, Unavailable
 from firn_node.demo.process import BrokerProcess
 from firn_spark import copy
 from firn_spark.connection import Connection
-from firn_spark.copy import Copied, Wish
+from firn_spark.copy import Copied, Following, Wish
+from firn_spark.jobs import topics
 from firn_spark.jobs.copystate import CUT_OVER, CopyState, Lag
 from firn_spark.script import firn_job
 
@@ -226,3 +228,31 @@ def test_a_copy_run_by_spark_submit_and_killed_goes_on_where_it_was(
     assert last.is_cut_over
     assert last.map_records is None
     assert map_of(client, f"{topic}-2") == written.live
+
+
+def test_partitions_that_a_group_does_not_tell_of_are_not_taken_for_copied(tmp_path: Path) -> None:
+    described: dict[str, Any] = {
+        "name": "t", "spec": {"partitions": 2}, "silent": {"1": "no master answers"},
+        "partitions": [{"partition": 0, "latest": 5, "earliest": 0}],
+    }  # fmt: skip
+    for told in (topics.latest, topics.earliest):
+        with pytest.raises(Unavailable, match="1 of 2 partitions are told of: no master answers"):
+            told(described)
+    whole = {
+        **described, "silent": {}, "partitions": [*described["partitions"], {"partition": 1, "latest": 7}],
+    }  # fmt: skip
+    answers = iter([described, described, whole, described, whole, whole])
+    asked: list[Any] = []
+
+    def ends() -> topics.Offsets:
+        asked.append(next(answers))
+        return topics.latest(asked[-1])
+
+    wish = Wish(source="t", target="u", checkpoint=tmp_path, cut_over=True)
+    state = CopyState(
+        source="t", source_id=1, target="u", target_id=2, key="key", value="value", ends={0: 5, 1: 7}
+    )
+    following = Following(Connection(bootstrap="127.0.0.1:1"), wish, state, lambda line: None)
+    following._query = cast(Any, SimpleNamespace(isActive=True))
+    assert following.run(ends, lambda: False)
+    assert asked[-1] is whole
