@@ -19,7 +19,7 @@ from firn_operator.sparkruns import run_base
 
 pytestmark = pytest.mark.cluster
 
-PARTITIONS, KEYS, ROUNDS = 12, 20_000, 10
+PARTITIONS, KEYS, ROUNDS = 36, 20_000, 10  # partitions enough for a kill to come before the last one's slice
 QUOTES = {
     "partitions": PARTITIONS,
     "compaction": {"minDirtyRatio": 1},
@@ -129,8 +129,10 @@ async def _killed_in_the_middle(shop: Shop, executor: Json) -> int:
     """SIGKILL to an executor once a slice has come; how many had not when it was dead."""
     node = breakable(shop.cluster).node(executor["spec"]["nodeName"])
     async with asyncio.timeout(SECONDS), shop.client() as client:
-        while not _slices(await client.compaction_plan(TOPIC), "uploaded"):
-            pass
+        while not _slices(plan := await client.compaction_plan(TOPIC), "uploaded"):
+            assert plan is None or plan["state"] == "open", (
+                "all slices had come at once: fill the topic with more"
+            )
         assert node.kill_pod(executor["metadata"]["uid"]), "nothing ran in the executor's pod"
         return _slices(await client.compaction_plan(TOPIC), "missing")
 
