@@ -19,7 +19,7 @@ from firn_operator.sparkruns import run_base
 
 pytestmark = pytest.mark.cluster
 
-PARTITIONS, KEYS, ROUNDS = 36, 20_000, 10  # partitions enough for a kill to come before the last one's slice
+PARTITIONS, KEYS, ROUNDS = 24, 20_000, 10  # enough partitions for a kill to fall between two slices
 QUOTES = {
     "partitions": PARTITIONS,
     "compaction": {"minDirtyRatio": 1},
