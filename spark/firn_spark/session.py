@@ -131,17 +131,10 @@ def register(spark: "SparkSession") -> None:
             context.environment.update(found.environment)
         except OSError as error:
             log.warning("nobody but tasks holds the leases of snapshots: %s", error)
-    if not _has_source(spark):
-        spark.dataSource.register(FirnSource)
+    # In place of the one that Spark finds by itself (it says so in its log), whose planner has nothing of this process's
+    # environment and so would not know the keeper.
+    spark.dataSource.register(FirnSource)
     spark.conf.set(PUSHDOWN, "true")
-
-
-def _has_source(spark: "SparkSession") -> bool:
-    """Whether Spark has found the source by itself (``pyspark_firn``) or was told of it: it warns of a second one."""
-    try:
-        return bool(spark._jsparkSession.sessionState().dataSourceManager().dataSourceExists("firn"))
-    except Exception:  # of another Spark, that keeps this elsewhere; Py4J raises any of many
-        return False
 
 
 def keeper(spark: "SparkSession") -> "Keeper | None":

@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSourceRegistration
 
 from firn.errors import Invalid
-from firn_spark.schema import spark_schema
 from firn_spark.session import PUSHDOWN, check_here, check_workers, register
 
 
@@ -58,17 +56,6 @@ def test_a_python_without_the_package_is_told(tmp_path: Path, monkeypatch: pytes
 def test_this_machine_passes_and_so_do_its_workers(spark: SparkSession) -> None:
     check_here()
     check_workers(spark)
-
-
-def test_a_source_that_spark_has_found_by_itself_is_not_replaced_and_is_there_in_every_session(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    replaced: list[object] = []
-    monkeypatch.setattr(DataSourceRegistration, "register", lambda self, source: replaced.append(source))
-    other = spark.newSession()
-    register(other)
-    assert replaced == []
-    assert other.read.format("firn").load("t").schema == spark_schema("records")
 
 
 def test_registering_again_changes_nothing(spark: SparkSession) -> None:
