@@ -129,7 +129,10 @@ def test_the_operators_account_may_what_its_rules_say_and_no_more(server: ApiSer
         asked = [str(tool("kubectl")), "auth", "can-i", verb, resource, "-n", space, who, *more]
         return server.attempt(asked).stdout.strip() == "yes"
 
-    assert may("patch", "compactedtopics.firn.dev", "--subresource=status")
+    server.until(
+        lambda: may("patch", "compactedtopics.firn.dev", "--subresource=status"),
+        "the API server has learnt of the rules",
+    )
     assert may("patch", "leases.coordination.k8s.io/firn-operator")
     assert not may("list", "secrets")
     assert not may("create", "pods", "--subresource=exec")
