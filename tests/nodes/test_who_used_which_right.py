@@ -24,6 +24,8 @@ _RBAC = "/apis/rbac.authorization.k8s.io/v1"
 _OPERATOR = "firn-operator"
 _DRIVER, _EXECUTOR = driver_account(""), executor_account("")
 OWN, OTHER = "<own>", "<another's>"
+# Of Spark, for a label on an executor's pod: whether an executor that is lost is marked before it is deleted, is chance.
+BY_CHANCE = {"driver": {Right("", "pods", "patch", "")}}
 
 
 @dataclass
@@ -100,4 +102,5 @@ def test_every_right_is_used_by_a_run_of_all_tests_here(
     ran = {item.path for item in request.session.items}
     if left := sorted(path.name for path in Path(__file__).parent.glob("test_*.py") if path not in ran):
         pytest.skip(f"what uses the rights was not run: {', '.join(left)}")
-    assert sorted(holders[kind].granted - holders[kind].used) == []
+    unused = holders[kind].granted - holders[kind].used - BY_CHANCE.get(kind, set())
+    assert sorted(unused) == []
