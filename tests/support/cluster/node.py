@@ -31,7 +31,7 @@ _MEMORY_NEEDED = 12 << 30  # of the machine, so that images of three nodes are k
 _PERIOD_US = 100_000
 _HOG = 'taken = []\nwhile True: taken.append(b"." * (16 << 20))'
 # Folders that programs of a node write to whatever they are told; an empty one each.
-_OWN_FOLDERS = ("/run", "/var/log", "/var/lib/cni")
+_OWN_FOLDERS = ("/run", "/var/log", "/var/lib/cni", "/var/lib/kubelet/device-plugins")
 
 
 def _has_memory() -> bool:
