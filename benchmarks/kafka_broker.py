@@ -8,7 +8,6 @@ import importlib.util
 import os
 import re
 import shutil
-import socket
 import subprocess
 import time
 import uuid
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import cpu_seconds, forget_peak, memory_mb
+
+from firn_node.ports import free_ports
 
 VERSION = "4.3.0"
 HEAP = "1g"
@@ -91,12 +92,6 @@ def jars() -> Path:
     return libs
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _admin_module() -> Any:
     """``confluent_kafka.admin``, imported when first needed: firn alone runs without it."""
     return importlib.import_module("confluent_kafka.admin")
@@ -114,9 +109,9 @@ class KafkaBroker:
         self._libs = jars()
         self._process: subprocess.Popen[bytes] | None = None
         self._admin: Any = None  # one for the broker's life: its answers die with it
-        port = _free_port()
+        port, controller = free_ports("127.0.0.1", 2)
         self.address = f"127.0.0.1:{port}"
-        self._controller = joins._controller if joins else _free_port()
+        self._controller = joins._controller if joins else controller
         self._cluster = (
             joins._cluster if joins else base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
         )
