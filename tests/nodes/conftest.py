@@ -29,6 +29,7 @@ def shop(installed: WholeCluster, tmp_path_factory: pytest.TempPathFactory) -> I
 def whole(shop: Shop) -> Iterator[None]:
     shop.until_ready()
     shop.until_in_sync(3)
+    shop.cluster.until(lambda: len(shop.uids()) == 3, "three brokers are ready by their kubelets too")
     yield
     if isinstance(shop.cluster, BareCluster):
         for node in shop.cluster.nodes:
