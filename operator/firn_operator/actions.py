@@ -14,19 +14,7 @@ from firn_operator import steps as planned
 from firn_operator.brokers import Brokers, way_to
 from firn_operator.events import Events
 from firn_operator.guard import GroupView, best_successor, has_record, may_discard, may_stop, record_of
-from firn_operator.kube import (
-    CLAIM,
-    KINDS,
-    LEASE,
-    POD,
-    SECRET,
-    Kind,
-    Kube,
-    NotYet,
-    Obj,
-    name_of,
-    namespace_of,
-)  # fmt: skip
+from firn_operator.kube import CLAIM, KINDS, LEASE, POD, SECRET, Kind, Kube, Obj, name_of, namespace_of
 from firn_operator.names import (
     STAGE,
     ca_name,
@@ -90,9 +78,6 @@ class Actions:
             except (Invalid, Forbidden) as error:
                 _log.warning("%s: %s", action.why, error.message)
                 outcome.failed.append(_refused(action, error))
-            except NotYet as error:
-                outcome.blocked.append(f"{action.why}: {error.message}")
-                break  # the rest has the same owner
             except Unavailable as error:
                 if not done:
                     raise

@@ -5,8 +5,6 @@ Answers of writes are the objects as they are stored now, so that the caller's c
 
 *Errors*: ``Unavailable`` (429, 5xx, no answer: later), ``Conflict`` (409: read again, decide anew), ``Invalid`` (400,
 422: the object is no good), ``Forbidden`` (401, 403: rights are missing). What is not there is ``None``, no error.
-``NotYet``: a server that guards owners (OwnerReferencesPermissionEnforcement, as OpenShift does) has not taken notice of
-resource definitions that came with this very installation; it looks every ten seconds.
 """
 
 import asyncio
@@ -123,10 +121,6 @@ class Kube(Protocol):
         ...
 
 
-class NotYet(Unavailable):
-    """The API server cannot judge an owner before it knows the owner's kind: it will within seconds, and nobody need act."""
-
-
 def error_of(status: int, body: bytes) -> FirnError:
     """What an answer means for the caller."""
     try:
@@ -137,8 +131,6 @@ def error_of(status: int, body: bytes) -> FirnError:
     text = f"the API server answered {status}: {message or 'no reason given'}"
     if status == 409:
         return Conflict(text)
-    if status == 403 and "cannot find RESTMapping" in message:
-        return NotYet(text)
     if status in (401, 403):
         return Forbidden(text)
     if status in (429, 408, 504) or status >= 500:

@@ -68,9 +68,12 @@ def _object(
 
 
 def owner_of(cluster: ClusterSpec) -> Obj:
+    """The owner without ``blockOwnerDeletion``: an API server that guards it (OwnerReferencesPermissionEnforcement, as
+    OpenShift's does) refuses all such objects for up to 30 s after the definitions are installed. The cluster's finalizer
+    holds up its end where that matters.
+    """
     return {
-        "apiVersion": API_VERSION, "kind": "BrokerCluster", "name": cluster.name, "uid": cluster.id.uid,
-        "controller": True, "blockOwnerDeletion": True,
+        "apiVersion": API_VERSION, "kind": "BrokerCluster", "name": cluster.name, "uid": cluster.id.uid, "controller": True,
     }  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import json
 from collections.abc import Callable
 from random import Random
 
@@ -23,18 +22,7 @@ from operator_kit import (
 from firn.errors import Conflict, FirnError, Forbidden, Invalid, Unavailable
 from firn_operator.brokers import Way
 from firn_operator.guard import record_of
-from firn_operator.kube import (
-    CLUSTER,
-    CONFIG_MAP,
-    GROUP,
-    LEASE,
-    POD,
-    ROLE,
-    SECRET,
-    SERVICE,
-    error_of,
-    name_of,
-)
+from firn_operator.kube import CLUSTER, CONFIG_MAP, GROUP, LEASE, POD, ROLE, SECRET, SERVICE, name_of
 from firn_operator.leader import ACT_S, TAKE_AFTER_S, Deposed, Fencing, Leader
 from firn_operator.queue import Interrupted
 from firn_operator.reconcile import Key
@@ -129,34 +117,6 @@ def test_of_a_ca_that_could_not_be_stored_nothing_is_made(error: FirnError) -> N
     trust = world.find(CONFIG_MAP, "main-ca")
     assert trust is not None
     assert trust["data"]["ca.crt"].count("BEGIN CERTIFICATE") == 1
-
-
-def test_an_api_server_that_has_yet_to_learn_of_new_definitions_is_asked_again_within_seconds() -> None:
-    world = World()
-    world.cluster()
-    said = {
-        "message": 'secrets "main-ca" is forbidden: cannot find RESTMapping for APIVersion firn.dev/v1alpha1'
-    }
-
-    def refuse(request: Request) -> None:
-        if request.is_write and request.kind != "BrokerCluster":
-            raise error_of(403, json.dumps(said).encode())
-
-    async def one_pass() -> float | None:
-        operator = new_operator(world)
-        await operator.sweep()
-        return await operator.reconciler.work(Key("cluster", NAMESPACE, "main"))
-
-    world.on_request = refuse
-    again = asyncio.run(one_pass())
-    assert again is not None
-    assert again <= 2
-    assert world.all(SECRET) == []
-    assert world.condition(CLUSTER, "main", "Degraded")["status"] == "False"
-    assert "cannot find RESTMapping" in world.condition(CLUSTER, "main", "Progressing")["message"]
-    world.on_request = allow
-    asyncio.run(one_pass())
-    assert len(world.all(SECRET)) > 1
 
 
 def test_a_pass_that_got_on_before_the_api_server_failed_is_not_put_off_for_longer_and_longer() -> None:
