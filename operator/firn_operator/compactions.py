@@ -31,7 +31,7 @@ ENDED = ("Succeeded", "Failed", "Cancelled")
 NO_IMAGE = "this operator knows no image of Spark: set image.spark of the chart, or ask for a run with engine: broker"
 TTL_S = 86_400
 _OPEN = ("waiting", "running")  # states of a partition that is not done with
-_REASON_MAX = 1024
+_REASON_MAX, TROUBLE_MAX = 1024, 512  # characters of what a status says
 _FIELDS = {
     "records_before": "recordsBefore", "records_after": "recordsAfter", "bytes_before": "bytesBefore",
     "bytes_after": "bytesAfter", "tombstones_dropped": "tombstonesDropped", "seconds": "seconds",
@@ -171,7 +171,7 @@ def parse_job(job: Obj, pods: Iterable[Obj]) -> JobState:
             failure=f"the driver was given up ({told})" + (f"; it said: {words}" if words else "")
         )
     trouble = f"the last try ended: {words}" if words else " ".join(_waits_for(pod) for pod in newest)
-    return JobState(trouble=trouble[:512])
+    return JobState(trouble=trouble[:TROUBLE_MAX])
 
 
 def _last_words(pod: Obj) -> str:

@@ -9,13 +9,14 @@ from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from firn.engines import bytes_to_compact
-from firn.errors import NotFound
+from firn.errors import Forbidden, Invalid, NotFound
 from firn_operator import steps as planned
 from firn_operator.actions import Outcome
 from firn_operator.brokers import Brokers, Way, way_to
 from firn_operator.compactions import (
     ENDED,
     LOOK_S,
+    TROUBLE_MAX,
     WAIT_S,
     JobState,
     Run,
@@ -143,8 +144,15 @@ class Compactions:
         has_ended = (
             plan is not None and plan.get("run") == run.uid and plan.get("state") in ("done", "cancelled")
         )
-        if job is None and not has_ended and (taken := await self._make(run, state)):
-            told = JobState(failure=taken)
+        if job is None and not has_ended:
+            try:
+                if taken := await self._make(run, state):
+                    told = JobState(failure=taken)
+            except (
+                Invalid,
+                Forbidden,
+            ) as error:  # a quota, a webhook, rights: what somebody mends while the run waits
+                told = JobState(trouble=f"its objects are refused: {error.message}"[:TROUBLE_MAX])
         await self._tell(resource, *followed_spark(run, plan, told, self._time()))
 
     async def _make(self, run: Run, state: ClusterState) -> str:

@@ -51,7 +51,15 @@ HEAP_SHARE = 0.4  # of an executor's memory: keys are held by Python, the JVM on
 DRIVER_MEMORY, DRIVER_HEAP = 1536 << 20, 512 << 20  # of one that has executors
 DRIVER_CPU = "300m"
 CONF_FOLDER, CA_FOLDER, TOKEN_FOLDER = "/etc/firn/spark", "/etc/firn/ca", "/etc/firn/token"
-TEMPLATE_FILE, EXECUTOR = "executor.yaml", "executor"
+TEMPLATE_FILE, EXECUTOR, DRIVER = "executor.yaml", "executor", "driver"
+_WRONG_USAGE = 2  # the exit code (docs/spark-compaction.md): another try would be told the same
+_FAILURES = [  # the first rule that fits: a node that is drained is no failure of the run
+    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    {
+        "action": "FailJob",
+        "onExitCodes": {"containerName": DRIVER, "operator": "In", "values": [_WRONG_USAGE]},
+    },
+]
 MASTER = "k8s://https://kubernetes.default.svc:443"
 TOKEN_S = 3600  # the kubelet renews it
 _PREFIX_MAX = 40  # Spark adds the number of an executor, and a pod's name is a host's
@@ -250,6 +258,7 @@ def _job(run: SparkRun) -> Obj:
         run, JOB, run_base(run.name, run.uid),
         spec={
             "backoffLimit": RETRIES,
+            "podFailurePolicy": {"rules": _FAILURES},
             "activeDeadlineSeconds": DEADLINE_S,
             "ttlSecondsAfterFinished": KEPT_S,
             "template": {"metadata": {"labels": _labels(run)}, "spec": _driver_pod(run)},
@@ -278,7 +287,7 @@ def _driver(run: SparkRun) -> Obj:
     cpu = DRIVER_CPU if run.has_executors else str(run.wish.cores)
     limits = {"memory": f"{memory >> 20}Mi"}
     return {
-        "name": "driver",
+        "name": DRIVER,
         "image": run.image,
         "imagePullPolicy": run.cluster.pull_policy,
         "args": ["python", "-m", "firn_spark.force_compaction", run.topic, "--run", run.uid, "--master", master],

@@ -4,8 +4,9 @@ import asyncio
 from datetime import timedelta
 
 import pytest
-from operator_kit import NAMESPACE, SPARK_IMAGE, World, new_operator, rounds
+from operator_kit import NAMESPACE, SPARK_IMAGE, Request, World, new_operator, rounds
 
+from firn.errors import Forbidden
 from firn_operator.compactions import parse_job
 from firn_operator.kube import COMPACTION, CONFIG_MAP, JOB, POD, ROLE_BINDING, SERVICE_ACCOUNT, Obj, name_of
 
@@ -341,6 +342,35 @@ def test_a_name_that_somebody_else_has_fails_the_run_and_is_left_alone(world: Wo
         in (world.condition(COMPACTION, "now", "Complete")["message"])
     )
     assert world.all(JOB) == []
+
+
+def test_a_run_whose_objects_are_refused_says_so_and_goes_on_once_they_are_not(world: World) -> None:
+    def refuse(request: Request) -> None:
+        if request.is_write and request.kind == "Job":
+            raise Forbidden("exceeded quota: few, requested: count/jobs.batch=1")
+
+    world.on_request = refuse
+    world.force("now", "quotes", engine="spark")
+    go(world, 4)
+    assert status(world, "now")["phase"] == "Running"
+    assert "exceeded quota: few" in world.condition(COMPACTION, "now", "Complete")["message"]
+    world.on_request = lambda request: None
+    go(world, 8)
+    assert status(world, "now")["phase"] == "Succeeded"
+
+
+def test_a_drained_node_costs_a_run_no_try_and_wrong_usage_is_not_tried_again(world: World) -> None:
+    world.force("now", "quotes", engine="spark")
+    go(world, 5)
+    spec = driver(world)["spec"]
+    drained, usage = spec["podFailurePolicy"]["rules"]
+    assert (drained["action"], drained["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+    assert (usage["action"], usage["onExitCodes"]["values"]) == ("FailJob", [2])
+    [container] = spec["template"]["spec"]["containers"]
+    assert usage["onExitCodes"]["containerName"] == container["name"]
+    assert (
+        spec["template"]["spec"]["restartPolicy"] == "Never"
+    )  # without which Kubernetes takes no such policy
 
 
 def test_a_cluster_of_brokers_that_ask_for_nothing_gives_its_drivers_no_token(world: World) -> None:
