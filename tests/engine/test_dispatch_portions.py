@@ -9,6 +9,7 @@ import pytest
 
 from firn_node.disk import File, Mode, RealDisk
 from firn_node.engine.broker import Broker
+from firn_node.engine.flusher import UNSYNCED_BYTES_MAX
 from support.engine_kit import Kit, run, running, settings
 
 INTERVAL: dict[str, Any] = {"durability": {"flush": "interval"}}
@@ -107,6 +108,29 @@ def test_what_is_written_during_a_sync_is_synced_though_its_interval_ends_before
         disk.gate.set()
         partition = broker.partitions.get(broker.topic("t"), 0)
         while partition.dispatched_end < 2:  # nobody asks for it
+            await asyncio.sleep(0.005)
+        await broker.stop()
+
+    run(main(), seconds=60)
+
+
+def test_what_is_too_much_to_wait_for_its_interval_is_synced_though_a_sync_is_under_way(
+    tmp_path: Path,
+) -> None:
+    async def main() -> None:
+        disk = _GatedDisk(tmp_path)
+        broker = Broker(settings(tmp_path, flush_interval_ms=20), disk=disk)
+        await broker.start()
+        kit = Kit(broker)
+        await kit.create("t", **INTERVAL)
+        disk.gate.clear()
+        await kit.put("t", [(b"a", b"1")])
+        while not disk.is_waiting.is_set():
+            await asyncio.sleep(0.005)
+        await kit.put("t", [(b"b", bytes(UNSYNCED_BYTES_MAX + 1))])
+        disk.gate.set()
+        partition = broker.partitions.get(broker.topic("t"), 0)
+        while partition.dispatched_end < 2:  # nobody asks for it, and nothing comes behind it
             await asyncio.sleep(0.005)
         await broker.stop()
 
