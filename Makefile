@@ -2,6 +2,7 @@
 .DEFAULT_GOAL := help
 PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 UV_VERSION := 0.13.8
+PIP_AUDIT_VERSION := 2.9.0
 RUN := .venv/bin
 UV := $(RUN)/uv
 STAMP := .venv/.firn-ready
@@ -9,7 +10,7 @@ export UV_PROJECT_ENVIRONMENT := .venv
 export UV_PYTHON_DOWNLOADS := never
 export UV_NO_PROGRESS := 1
 
-.PHONY: help setup demo demo-cluster demo-spark test test-cluster cluster-parts check bench bench-quick drill drill-cluster simulate model chart fmt clean
+.PHONY: help setup demo demo-cluster demo-spark test test-cluster cluster-parts check audit bench bench-quick drill drill-cluster simulate model chart fmt clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  \1	\2/' | expand -t 16
@@ -53,6 +54,10 @@ check: setup  ## formatting, lint, types and import contracts
 	@$(RUN)/ruff check .
 	@$(RUN)/mypy
 	@$(RUN)/lint-imports
+
+audit: setup  ## the locked packages against the advisories of the Python Package Index (needs the internet)
+	@mkdir -p build && $(UV) export --quiet --frozen --no-emit-project --all-extras --format requirements.txt > build/audited.txt
+	@$(UV) tool run --quiet pip-audit==$(PIP_AUDIT_VERSION) --strict --disable-pip --require-hashes --requirement build/audited.txt
 
 fmt: setup  ## format, and fix what can be fixed
 	@$(RUN)/ruff format .
