@@ -39,12 +39,12 @@ demo-spark: setup  ## the flights through Spark: force-compacted, to Parquet, in
 	@PYTHONPATH=tests/support $(RUN)/python -m demo_spark
 
 test: setup  ## the whole test suite
-	@$(RUN)/python -m pytest -q
+	@$(RUN)/python -m pytest -q --durations=15
 
 test-cluster: setup  ## the tests that need a real Kubernetes: of its own (Go; root for nodes), or KUBECONFIG=FILE
 	@PYTHONPATH=tests/support $(RUN)/python -m cluster parts || test $$? -eq 3  # 3: something is lacking, tests are skipped
 	@FIRN_TEST_KUBECONFIG=$(if $(filter command,$(firstword $(origin KUBECONFIG))),$(KUBECONFIG)) \
-		$(RUN)/python -m pytest -q -m 'apiserver or cluster' $(TESTS)
+		$(RUN)/python -m pytest -q --durations=15 -m 'apiserver or cluster' $(TESTS)
 
 cluster-parts: setup  ## the programs and images of that Kubernetes: ten minutes the first time, then seconds
 	@PYTHONPATH=tests/support $(RUN)/python -m cluster parts
