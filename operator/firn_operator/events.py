@@ -44,6 +44,7 @@ REASONS = {
         "cluster", WARNING, "the record of a group is gone, damaged or older than one that counted"
     ),
     "PodStuck": Reason("cluster", WARNING, "a pod is not ready for five minutes"),
+    "RebuildStuck": Reason("cluster", WARNING, "the rebuild of a replica gets no further"),
     "ScaleBelowMinInSync": Reason(
         "cluster", WARNING, "fewer replicas are wished than a topic asks for in sync"
     ),

@@ -126,7 +126,7 @@ class PodState:
     is_leaving: bool
     revision: str
     trouble: str  # why it does not run, in the words of Kubernetes
-    created: str
+    unready_since: str  # empty: it is ready
 
     @property
     def view(self) -> PodView:
@@ -140,17 +140,19 @@ def pod_state(pod: Obj) -> PodState:
     state: Mapping[str, Any] = (containers[0].get("state") or {}) if containers else {}
     waiting = state.get("waiting") or state.get("terminated") or {}
     trouble = " ".join(str(waiting[name]) for name in ("reason", "message") if waiting.get(name))
-    scheduled = conditions.get("PodScheduled") or {}
+    scheduled, ready = conditions.get("PodScheduled") or {}, conditions.get("Ready") or {}
+    is_ready = ready.get("status") == "True"
     if scheduled.get("status") == "False":
         trouble = f"{scheduled.get('reason', 'Unschedulable')}: {scheduled.get('message', '')}"
     return PodState(
         name=name_of(pod), ordinal=ordinal_of(name_of(pod)), uid=str(meta.get("uid", "")),
         node=str((pod.get("spec") or {}).get("nodeName") or ""),
-        is_ready=(conditions.get("Ready") or {}).get("status") == "True",
+        is_ready=is_ready,
         is_running="running" in state,
         is_leaving="deletionTimestamp" in meta,
         revision=str((meta.get("labels") or {}).get("controller-revision-hash", "")),
-        trouble=trouble[:512], created=str(meta.get("creationTimestamp", "")),
+        trouble=trouble[:512],
+        unready_since="" if is_ready else str(ready.get("lastTransitionTime") or meta.get("creationTimestamp", "")),
     )  # fmt: skip
 
 

@@ -4,16 +4,14 @@ At most one pod of a cluster restarts at a time, and every step is asked of ``gu
 """
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from firn_operator.certificates import parse_time
 from firn_operator.kube import Obj, name_of
 from firn_operator.names import claim_name
 from firn_operator.observe import ClusterState, GroupState, PodState
 from firn_operator.spec import ClusterSpec
 from firn_operator.steps import Apply, DiscardVolume, Plan, StopPod, SwitchOver
-
-STUCK_AFTER = timedelta(minutes=5)  # a pod that is not ready by then is called stuck
+from firn_operator.unready import report_unready
 
 
 def plan_pods(state: ClusterState, spec: ClusterSpec, plan: Plan, now: datetime) -> None:
@@ -23,9 +21,10 @@ def plan_pods(state: ClusterState, spec: ClusterSpec, plan: Plan, now: datetime)
     for group in state.groups:
         if group.number >= spec.groups or group.stateful_set is None:
             continue
+        report_unready(group, plan, now)
         if _plan_drain(state, group, plan) or _plan_lost(state, group, plan) or restarting:
             continue
-        restarting = _plan_restart(state, spec, group, plan, now)
+        restarting = _plan_restart(state, spec, group, plan)
 
 
 def _plan_drain(state: ClusterState, group: GroupState, plan: Plan) -> bool:
@@ -72,9 +71,7 @@ def _plan_lost(state: ClusterState, group: GroupState, plan: Plan) -> bool:
     return False
 
 
-def _plan_restart(
-    state: ClusterState, spec: ClusterSpec, group: GroupState, plan: Plan, now: datetime
-) -> bool:
+def _plan_restart(state: ClusterState, spec: ClusterSpec, group: GroupState, plan: Plan) -> bool:
     """The next pod of a group to restart; whether the group is at it, so that others wait."""
     stateful_set = group.stateful_set or {}
     if not group.revision or _is_behind(stateful_set) or any(
@@ -83,7 +80,6 @@ def _plan_restart(
     ):  # fmt: skip
         return False
     outdated = [pod for pod in group.pods if pod.revision != group.revision and not pod.is_leaving]
-    _report_stuck(group, plan, now)
     if not outdated:
         return False
     plan.phase = "Rolling"
@@ -135,19 +131,6 @@ def _unsettled(spec: ClusterSpec, group: GroupState, outdated: Sequence[PodState
     if behind:
         return f"{', '.join(behind)} catches up before the next one restarts"
     return ""
-
-
-def _report_stuck(group: GroupState, plan: Plan, now: datetime) -> None:
-    for pod in group.pods:
-        if pod.is_ready or pod.is_leaving or not pod.created:
-            continue
-        age = now - parse_time(pod.created)
-        if age >= STUCK_AFTER:
-            plan.troubles.append(
-                ("PodStuck", f"{pod.name} is not ready{': ' + pod.trouble if pod.trouble else ''}")
-            )
-        else:
-            plan.again_in(STUCK_AFTER - age + timedelta(seconds=1))
 
 
 def running(group: GroupState) -> int:

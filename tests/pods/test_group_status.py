@@ -13,7 +13,7 @@ from kube_kit import FakeKubernetes, fake_kubernetes
 from pods_kit import CLUSTER, FIRN, NAMESPACE, put_group, until
 
 from firn.topicspec import parse_spec
-from firn_node.clock import RealClock, RealRandomness
+from firn_node.clock import Clock, RealClock, RealRandomness
 from firn_node.kubernetes import groupstatus
 from firn_node.kubernetes.api import APPLY_PATCH, Object
 from firn_node.kubernetes.groupstatus import GroupKeeper, is_news
@@ -23,12 +23,24 @@ from firn_node.settings import GroupSettings
 PATH = f"{FIRN}/brokergroups/{CLUSTER}-0"
 
 
+class Ticking(RealClock):
+    """A second passes each time that somebody asks for the time of day."""
+
+    def __init__(self) -> None:
+        self._wall_ms = 1_800_000_000_000
+
+    def wall_ms(self) -> int:
+        self._wall_ms += 1000
+        return self._wall_ms
+
+
 class Kept:
     """A broker group whose brokers look after one BrokerGroup."""
 
     def __init__(self, server: FakeKubernetes, group: BrokerGroup) -> None:
         self.server = server
         self.group = group
+        self.clock: Clock = RealClock()
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     def keep(self, replica: Replica) -> None:
@@ -42,7 +54,7 @@ class Kept:
         async with contextlib.AsyncExitStack() as stack:
             api = self.server.api()
             stack.push_async_callback(api.close)
-            await GroupKeeper(replica.broker, api, place, RealClock(), RealRandomness()).run()
+            await GroupKeeper(replica.broker, api, place, self.clock, RealRandomness()).run()
 
     def leave_alone(self, replica: Replica) -> None:
         if (task := self._tasks.pop(replica.ordinal, None)) is not None:
@@ -72,6 +84,13 @@ class Kept:
     @property
     def is_told(self) -> bool:
         return set(self.states().values()) == {"serving", "following"} and len(self.states()) == 3
+
+    def phases(self) -> list[str]:
+        """Of all rebuilds, as they were told one after the other."""
+        members = [
+            member for asked in self.server.writes() for member in (asked.body or {}).get("status", {}).get("members", ())
+        ]  # fmt: skip
+        return [member["rebuild"]["phase"] for member in members if "rebuild" in member]
 
     @property
     def record(self) -> Any:
@@ -263,6 +282,55 @@ def test_progress_of_a_rebuild_is_told_by_who_is_rebuilt_and_taken_back(
         progress[0] = None
         await until(lambda: told() is None, "the progress is taken back")
         assert kept.states()["node-2"] == "following"
+        assert kept.phases() == ["pulling", "joined"]
+
+    run(tmp_path, test)
+
+
+def test_a_rebuild_that_has_ended_is_told_until_its_replica_is_in_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groupstatus, "PROGRESS_S", 0.1)
+
+    async def test(kept: Kept) -> None:
+        last = kept.group.replicas[2]
+        progress: list[dict[str, Any] | None] = [{"phase": "compacting", "partitions_done": 8, "bytes": 90}]
+        monkeypatch.setattr(last.broker, "rebuild_status", lambda: progress[0])
+        await until(lambda: kept.phases() == ["compacting"], "the progress is told")
+        kept.wish(2)
+        await until(lambda: len(kept.record.members) == 2, "it is out of the members")
+        progress[0] = None
+        await until(lambda: kept.phases() == ["compacting", "catching-up"], "it is told to catch up")
+
+    run(tmp_path, test)
+
+
+def test_a_rebuild_tells_when_it_last_got_further_and_a_reason_alone_is_no_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groupstatus, "PROGRESS_S", 0.1)
+
+    async def test(kept: Kept) -> None:
+        last = kept.group.replicas[2]
+        progress: dict[str, Any] = {
+            "phase": "pulling", "partitions": 8, "partitions_done": 3, "bytes": 10, "bytes_expected": 90, "reason": None,
+        }  # fmt: skip
+        monkeypatch.setattr(last.broker, "rebuild_status", lambda: dict(progress))
+        kept.clock = Ticking()
+        kept.keep(last)
+
+        def told(field: str) -> Any:
+            [member] = [each for each in kept.status["members"] if each["node"] == "node-2"]
+            return member.get("rebuild", {}).get(field)
+
+        await until(lambda: told("bytes") == 10, "the progress is told")
+        begun = told("lastProgressTime")
+        progress["reason"] = "the master is away"
+        await until(lambda: told("reason") == "the master is away", "the reason is told")
+        assert told("lastProgressTime") == begun
+        progress["bytes"] = 20
+        await until(lambda: told("bytes") == 20, "further progress is told")
+        assert told("lastProgressTime") > begun
 
     run(tmp_path, test)
 

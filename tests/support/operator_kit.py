@@ -52,6 +52,7 @@ IMAGE, SPARK_IMAGE = "firn:1", "firn-spark:1"
 QUIET_ROUNDS = 8
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MANAGER = "firn-operator"
+TIME = "%Y-%m-%dT%H:%M:%SZ"
 RULES = yaml.safe_load((Path(firn_operator.__file__).parent / "rights.yaml").read_text())["rules"]
 MAY_BE_DELETED = {kind for rule in RULES if "delete" in rule["verbs"] for kind in rule["resources"]}
 
@@ -108,7 +109,7 @@ class Store:
         if old is None:
             meta.setdefault("uid", f"uid-{self.version + 1}")
             meta.setdefault("generation", 1)
-            meta.setdefault("creationTimestamp", self.now.strftime("%Y-%m-%dT%H:%M:%SZ"))
+            meta.setdefault("creationTimestamp", self.now.strftime(TIME))
         else:
             for name in ("uid", "generation", "creationTimestamp"):
                 meta.setdefault(name, old["metadata"][name])
@@ -234,7 +235,7 @@ class Store:
         old = copy.deepcopy(self.find(kind, name, namespace))
         if old is None:
             return
-        old["metadata"].setdefault("deletionTimestamp", START.strftime("%Y-%m-%dT%H:%M:%SZ"))
+        old["metadata"].setdefault("deletionTimestamp", START.strftime(TIME))
         self.put(old)
         if orphan:
             for pod in self.all(POD):
@@ -311,6 +312,7 @@ class World(Store):
         self.cancelled: list[str] = []
         self.stuck: set[str] = set()  # pods that find no node
         self.never_in_sync: set[tuple[str, str]] = set()  # images and pods
+        self.rebuilds: dict[str, Obj] = {}  # pods that are being rebuilt, and what they say of it
         self.brokers_report = True
         self.elects = True  # False: the brokers wait for a person, and nobody is ready
         self._running: dict[str, int] = {}  # pods and since how many turns
@@ -369,7 +371,7 @@ class World(Store):
         self.put({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {
-                "name": pod, "namespace": NAMESPACE, "creationTimestamp": self.now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+                "name": pod, "namespace": NAMESPACE, "creationTimestamp": self.now.strftime(TIME),
                 "labels": {**template["metadata"]["labels"], "controller-revision-hash": revision},
             },
             "spec": {"nodeName": f"node-{pod.rpartition('-')[2]}", "image": template["spec"]["containers"][0]["image"]},
@@ -411,8 +413,11 @@ class World(Store):
 
     def _set_status(self, pod: Obj, *, ready: bool, state: Obj) -> None:
         changed = copy.deepcopy(pod)
+        conditions = (pod.get("status") or {}).get("conditions") or ()
+        [old] = [each for each in conditions if each["type"] == "Ready"] or [{}]
+        since = old["lastTransitionTime"] if old.get("status") == str(ready) else self.now.strftime(TIME)
         changed["status"] = {
-            "conditions": [{"type": "Ready", "status": str(ready)}],
+            "conditions": [{"type": "Ready", "status": str(ready), "lastTransitionTime": since}],
             "containerStatuses": [{"name": "broker", "state": state}],
         }
         self.put(changed)
@@ -463,19 +468,27 @@ class World(Store):
 
     def _is_held(self, node: str) -> bool:
         pod = self.find(POD, node)
-        return pod is not None and (pod["spec"]["image"], node) in self.never_in_sync
+        return node in self.rebuilds or (
+            pod is not None and (pod["spec"]["image"], node) in self.never_in_sync
+        )
 
     def _report(self, group: Obj, record: Record) -> None:
         changed = copy.deepcopy(group)
         status = changed.setdefault("status", {})
         status |= {
             "epoch": record.epoch, "version": record.version, "inSync": sorted(record.in_sync),
-            "members": [{"node": node, "logId": f"log-{node}"} for node in sorted(record.members)],
+            "members": [self._member(node) for node in sorted(record.members)],
         }  # fmt: skip
         status.pop("currentMaster", None)
         if record.master:
             status["currentMaster"] = record.master
         self.put(changed)
+
+    def _member(self, node: str) -> Obj:
+        member = {"node": node, "logId": f"log-{node}"}
+        if node not in self.rebuilds:
+            return member
+        return {**member, "state": "rebuilding", "rebuild": copy.deepcopy(self.rebuilds[node])}
 
     def _ready(self, pod: Obj) -> None:
         record = self.records.get(name_of(pod).rpartition("-")[0], Record())

@@ -5,7 +5,8 @@ writes.
   is never read for a decision. It is written when more than renewals changed, at most once in ``WRITE_S``.
 - A member whose ordinal is the wished number or more is on its way out: its master takes it out of ``in_sync`` and then
   out of ``members``, and it asks for neither again. One that is wished again after that starts anew.
-- How far a rebuild is, only who is being rebuilt knows: it says so itself, under a field manager of its own.
+- How far a rebuild is, only who is being rebuilt knows: it says so itself, under a field manager of its own, with the
+  time at which it last got further (``lastProgressTime``), by which the operator tells a long one from a stuck one.
 """
 
 import asyncio
@@ -110,6 +111,11 @@ def is_news(found: Mapping[str, Any] | None, wanted: Mapping[str, Any]) -> bool:
     return gone or ("currentMaster" in (found or {}) and "currentMaster" not in wanted)
 
 
+def _reached(progress: Mapping[str, Any] | None) -> tuple[Any, ...]:
+    """How far a rebuild is; a reason alone is no progress."""
+    return tuple((progress or {}).get(name) for name in ("phase", "partitions_done", "bytes"))
+
+
 class GroupKeeper:
     """``known``: set once it is known how many replicas are wished."""
 
@@ -128,6 +134,7 @@ class GroupKeeper:
         self._progress: (
             dict[str, Any] | None
         ) = {}  # as told; at first nobody knows what an earlier process told
+        self._moved_at = ""  # when the rebuild got as far as was told last
         self._has_left = False
         self._taken_out: dict[LogId, int] = {}  # by this process, as master; their ordinals
 
@@ -207,8 +214,8 @@ class GroupKeeper:
             return
         if group.is_master and group.state.record is not None and now >= self._next_write:
             await self._tell_group(group, found, now)
-        elif not group.is_master and now >= self._next_progress:
-            await self._tell_progress(found, now)
+        elif now >= self._next_progress:
+            await self._tell_progress(group, found, now)
 
     async def _tell_group(self, group: GroupDriver, found: Object, now: float) -> None:
         wanted = status_of(group.state, self._clock.monotonic(), group.hindrance)
@@ -221,8 +228,8 @@ class GroupKeeper:
         serving["lastTransitionTime"] = (is_same and before.get("lastTransitionTime")) or moment(self._clock)
         await self._apply(found, FIELD_MANAGER, wanted)
 
-    async def _tell_progress(self, found: Object, now: float) -> None:
-        progress = self._host.rebuild_status()
+    async def _tell_progress(self, group: GroupDriver, found: Object, now: float) -> None:
+        progress = self._rebuild(group)
         if progress is None and not self._has_told(found):
             self._progress = None
         if progress == self._progress:
@@ -230,12 +237,22 @@ class GroupKeeper:
         self._next_progress = now + PROGRESS_S
         members: list[dict[str, Any]] = []
         if progress is not None:
+            if _reached(progress) != _reached(self._progress):
+                self._moved_at = moment(self._clock)
             names = {"partitions_done": "partitionsDone", "bytes_expected": "bytesExpected"}
             rebuild = {names.get(name, name): value for name, value in progress.items()}
             rebuild["reason"] = str(rebuild.get("reason") or "")[:1024]
+            rebuild["lastProgressTime"] = self._moved_at
             members = [{"node": self._node, "rebuild": rebuild}]
         await self._apply(found, f"{FIELD_MANAGER}-{self._node}", {"members": members})
         self._progress = progress
+
+    def _rebuild(self, group: GroupDriver) -> dict[str, Any] | None:
+        """How far the rebuild is; once it has ended, ``joined`` for one more turn: the pod is ready a moment later."""
+        progress, told = self._host.rebuild_status(), self._progress
+        if progress is not None or not told or told["phase"] == "joined":
+            return progress
+        return {**told, "phase": "joined" if group.is_in_sync else "catching-up", "reason": None}
 
     def _has_told(self, found: Object) -> bool:
         """Whether the status shows a rebuild of this replica."""
