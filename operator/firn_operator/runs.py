@@ -37,6 +37,7 @@ from firn_operator.events import Events
 from firn_operator.kube import COMPACTION, JOB, KINDS, POD, TOPIC, Kind, Kube, Obj, name_of, namespace_of
 from firn_operator.names import COMPACTION_FINALIZER, LABEL_MANAGED_BY, MANAGER
 from firn_operator.observe import Cache, ClusterState
+from firn_operator.same import is_applied
 from firn_operator.sparkruns import SparkRun, run_base, run_objects
 from firn_operator.spec import parse_topic
 from firn_operator.steps import Finalize
@@ -99,10 +100,9 @@ class Compactions:
         if run.phase != "Running" or run.chosen is None:
             await self._begin(resource, run, state)
             return STALE_AGAIN_S
-        if run.chosen == "broker":
-            await self._follow(resource, run, way_to(state))
-        else:
-            await self._follow_spark(resource, run, state)
+        if run.chosen == "spark":
+            return await self._follow_spark(resource, run, state)
+        await self._follow(resource, run, way_to(state))
         return LOOK_S
 
     async def _wait(self, resource: Obj, why: str) -> float:
@@ -132,8 +132,8 @@ class Compactions:
             document = await self._brokers.compact(way, run.topic)
         await self._tell(resource, *followed(run, document, self._time()))
 
-    async def _follow_spark(self, resource: Obj, run: Run, state: ClusterState) -> None:
-        """Begin a driver where there is none, and look how far its plan is."""
+    async def _follow_spark(self, resource: Obj, run: Run, state: ClusterState) -> float:
+        """Begin a driver where there is none, and look how far its plan is; seconds until the next look."""
         namespace, base = namespace_of(resource), run_base(run.name, run.uid)
         job, told = await self._kube.get(JOB, namespace, base), JobState()
         if job is not None:
@@ -144,6 +144,7 @@ class Compactions:
         has_ended = (
             plan is not None and plan.get("run") == run.uid and plan.get("state") in ("done", "cancelled")
         )
+        again = LOOK_S
         if job is None and not has_ended:
             try:
                 if taken := await self._make(run, state):
@@ -153,7 +154,9 @@ class Compactions:
                 Forbidden,
             ) as error:  # a quota, a webhook, rights: what somebody mends while the run waits
                 told = JobState(trouble=f"its objects are refused: {error.message}"[:TROUBLE_MAX])
+                again = WAIT_S
         await self._tell(resource, *followed_spark(run, plan, told, self._time()))
+        return again
 
     async def _make(self, run: Run, state: ClusterState) -> str:
         """The objects of a run of Spark; a sentence when somebody else has one of their names."""
@@ -169,7 +172,8 @@ class Compactions:
             there = await self._kube.get(kind, spark.namespace, name_of(body))
             if there is not None and (there["metadata"].get("labels") or {}).get(LABEL_MANAGED_BY) != MANAGER:
                 return f"{kind.kind} {name_of(body)} is there and not the operator's; delete or rename it"
-            await self._kube.apply(kind, spark.namespace, body)
+            if not is_applied(there, body):
+                await self._kube.apply(kind, spark.namespace, body)
         return ""
 
     async def _tell(self, resource: Obj, status: Obj, condition: Condition) -> None:

@@ -39,7 +39,7 @@ from firn_operator.names import (
     bootstrap_name,
     ca_name,
 )
-from firn_operator.same import digest, quantity
+from firn_operator.same import digest, quantity, sealed
 from firn_operator.spec import ClusterSpec
 
 DRIVER_PORT, BLOCK_PORT = 7078, 7079  # dialled by executors, so they cannot be random behind a NetworkPolicy
@@ -132,7 +132,7 @@ def run_objects(run: SparkRun) -> list[Obj]:
         made += [_account(run, executor_account(run.topic)), _driver_rights(run)]
         if run.cluster.has_network_policy:
             made.append(_policy(run))
-    return [*made, _job(run)]
+    return [sealed(each) for each in (*made, _job(run))]
 
 
 def _object(run: SparkRun, kind: Kind, name: str, **fields: Any) -> Obj:

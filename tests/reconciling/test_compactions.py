@@ -7,8 +7,9 @@ import pytest
 from operator_kit import NAMESPACE, SPARK_IMAGE, Request, World, new_operator, rounds
 
 from firn.errors import Forbidden
-from firn_operator.compactions import parse_job
+from firn_operator.compactions import WAIT_S, parse_job
 from firn_operator.kube import COMPACTION, CONFIG_MAP, JOB, POD, ROLE_BINDING, SERVICE_ACCOUNT, Obj, name_of
+from firn_operator.reconcile import Key
 
 
 @pytest.fixture
@@ -344,6 +345,17 @@ def test_a_name_that_somebody_else_has_fails_the_run_and_is_left_alone(world: Wo
     assert world.all(JOB) == []
 
 
+def next_look(world: World, name: str) -> float | None:
+    """In how many seconds a run is looked at again without a cause."""
+
+    async def look() -> float | None:
+        operator = new_operator(world)
+        await operator.sweep()
+        return await operator.reconciler.work(Key("compaction", NAMESPACE, name))
+
+    return asyncio.run(look())
+
+
 def test_a_run_whose_objects_are_refused_says_so_and_goes_on_once_they_are_not(world: World) -> None:
     def refuse(request: Request) -> None:
         if request.is_write and request.kind == "Job":
@@ -354,6 +366,10 @@ def test_a_run_whose_objects_are_refused_says_so_and_goes_on_once_they_are_not(w
     go(world, 4)
     assert status(world, "now")["phase"] == "Running"
     assert "exceeded quota: few" in world.condition(COMPACTION, "now", "Complete")["message"]
+    before = len(world.requests)
+    go(world, 3)
+    assert [(each.verb, each.kind) for each in world.writes(before)] == [("apply", "Job")] * 3
+    assert next_look(world, "now") == WAIT_S
     world.on_request = lambda request: None
     go(world, 8)
     assert status(world, "now")["phase"] == "Succeeded"
