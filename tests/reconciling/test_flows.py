@@ -83,6 +83,26 @@ def test_a_cluster_at_rest_is_written_nothing_to_also_not_by_an_operator_that_be
     assert settled.writes(before) == []
 
 
+def test_no_object_asks_to_hold_up_the_end_of_its_owner(settled: World) -> None:
+    """An API server that guards this refuses such objects for half a minute after the definitions came."""
+    settled.topic("alone", cluster=None)
+    settled.topic("often", forceCompaction={"schedule": "* * * * *"})
+    settled.topic("quotes")
+    go(settled)
+    settled.force("now", "quotes", engine="spark", spark={"runner": "job"})
+    settled.now += timedelta(minutes=2)
+    go(settled, 3)
+    owned = [
+        (obj["kind"], owner)
+        for obj in settled.objects.values()
+        for owner in obj["metadata"].get("ownerReferences") or ()
+    ]
+    assert {kind for kind, _ in owned} >= {
+        "StatefulSet", "Secret", "Service", "BrokerGroup", "BrokerCluster", "Job", "ServiceAccount", "ForceCompaction",
+    }  # fmt: skip
+    assert [kind for kind, owner in owned if "blockOwnerDeletion" in owner] == []
+
+
 def test_what_somebody_changed_in_an_owned_object_is_changed_back(settled: World) -> None:
     def change(obj: Obj) -> None:
         obj["spec"]["selector"] = {"app": "other"}
