@@ -72,6 +72,7 @@ def force(**values: Any) -> Obj:
     return resource("ForceCompaction", "now", {"topicRef": {"name": "quotes"}, **values})
 
 
+COPY = "copy the records (python -m firn_spark.copy OLD NEW --checkpoint FOLDER)"
 LABEL = "must be a DNS label of at most 45 characters that begins with a letter"
 CREATED: list[tuple[str, Obj, str]] = [
     # Topics: what is good.
@@ -166,6 +167,7 @@ CHANGED: list[tuple[str, Obj, Obj, str]] = [
     ("another retention", topic(), topic({"retention": {"time": "1h"}}), ""),
     ("more partitions", topic({"partitions": 2}), topic({"partitions": 4}), "because keys would move"),
     ("fewer partitions", topic({"partitions": 2}), topic({"partitions": 1}), "make a topic under another name"),
+    ("partitions that records are to be copied to", topic({"partitions": 2}), topic({"partitions": 3}), COPY),
     ("another cluster", topic(), topic({"clusterRef": {"name": "other"}}), "clusterRef cannot change"),
     ("a cluster of its own", topic(), own({}), "clusterRef cannot change"),
     ("larger volumes", cluster(), cluster({"storage": {"size": "30Gi"}}), ""),

@@ -1,7 +1,9 @@
 """The jobs as commands: what they take, what they print, how they end."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +92,15 @@ def test_a_printed_job_runs_the_same_command_under_restricted_rules(name: str, c
     assert driver["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert {"name": "data", "persistentVolumeClaim": {"claimName": "claim"}} in pod["volumes"]
     assert (job["spec"]["backoffLimit"] == 0) == (name == "load")
+
+
+def test_the_command_that_a_topics_definition_names_for_its_copy_is_one_that_works(capsys: Any) -> None:
+    definition = (Path(__file__).parents[2] / "crds/compactedtopic.yaml").read_text()
+    [[name, words]] = re.findall(r"\(python -m firn_spark\.(\w+) ([^)]*)\)", definition)
+    assert ALL[name] is copy
+    assert copy.main([*words.split(), "--print-job"]) == 0
+    driver = yaml.safe_load(capsys.readouterr().out)["spec"]["template"]["spec"]["containers"][0]
+    assert driver["args"][:2] == ["OLD", "NEW"]
 
 
 def test_the_jobs_have_names_and_spark_submit_a_file_beside_which_no_module_is_shadowed(capsys: Any) -> None:
