@@ -64,6 +64,17 @@ def test_definitions_can_be_left_to_somebody_else() -> None:
     assert "CustomResourceDefinition" not in render({"crds": {"install": False}})
 
 
+def test_alerts_link_to_a_runbook_where_somebody_says_that_it_is_published_and_nowhere_else() -> None:
+    def links(**rules: Any) -> set[str]:
+        text = render({"monitoring": {"rules": {"enabled": True, **rules}}})
+        [made] = [item for item in objects(text) if item["kind"] == "PrometheusRule"]
+        alerts = [rule for group in made["spec"]["groups"] for rule in group["rules"]]
+        return {rule["annotations"].get("runbook_url", "").partition("#")[0] for rule in alerts}
+
+    assert links() == {""}
+    assert links(runbookBase="https://wiki.example/runbooks") == {"https://wiki.example/runbooks"}
+
+
 def test_an_operator_without_an_image_of_spark_is_told_of_none() -> None:
     assert "FIRN_SPARK_IMAGE" in render({})
     assert "FIRN_SPARK_IMAGE" not in render({"image": {"spark": {"repository": ""}}})
@@ -86,6 +97,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"topics": {"flights": 4}}, "at '/topics/flights': got number, want"),
     ({"monitoring": {"podMonitor": {"interval": "often"}}}, "at '/monitoring/podMonitor/interval'"),
     ({"monitoring": {"rule": {}}}, "additional properties 'rule' not allowed"),
+    (
+        {"monitoring": {"rules": {"runbookBase": "docs/runbooks.md"}}},
+        "'docs/runbooks.md' does not match pattern",
+    ),
     (
         {"operator": {"namespaces": ["news"]}, "cluster": {"create": True}},
         "cluster and topics are made in the release's namespace shop, which is not among operator.namespaces (news)",
