@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -36,10 +37,25 @@ class Snapshot:
 
     @classmethod
     async def open(cls, topic: str, target: Target) -> Self:
-        """Of several broker groups each part is exact; between them there is no order anyway."""
+        """Of several broker groups each part is exact; between them there is no order anyway.
+
+        *Effects*: where a group refuses its part, the parts of the others are given back.
+        """
         path = path_of("topics", topic, "snapshots")
-        answers = await asyncio.gather(*(transport.request("POST", path) for transport in target.transports))
-        return cls(topic, [(t, a.document()) for t, a in zip(target.transports, answers, strict=True)])
+        asked = (transport.request("POST", path) for transport in target.transports)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        parts = [
+            (transport, answer.document())
+            for transport, answer in zip(target.transports, answers, strict=True)
+            if not isinstance(answer, BaseException)
+        ]
+        opened = cls(topic, parts)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                with suppress(FirnError):  # what cannot be given back ends with its lease
+                    await opened.close()
+                raise answer
+        return opened
 
     async def renew(self) -> None:
         """Take the lease anew. Errors: SnapshotExpired or NotFound when it is gone."""
