@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from firn.cli import sparkrun
+from firn.cli.compact import plan_bar
 from firn.cli.sparkrun import compact_by_spark
 
 CHILD = """import json, signal, sys
@@ -28,3 +29,13 @@ def test_a_document_of_thousands_of_partitions_is_taken_from_a_child_that_also_t
     found = compact_by_spark("t", [], told.append)
     assert (found["topic"], len(found["partitions"])) == ("t", 4096)
     assert told == [{"phase": "mapping"}]
+
+
+def test_the_bar_says_that_spark_reads_until_it_has_read_everything() -> None:
+    plan = {"state": "open", "partitions": 3, "partitions_done": 0, "rows_done": 0, "rows_to_write": 0}
+    mapping = {**plan, "phase": "mapping", "rows_read": 40, "rows_total": 90}
+    assert plan_bar(plan) == ("Spark reads, 0/3 partitions", 0, 1), "as a plan begins"
+    assert plan_bar(mapping) == ("Spark reads, 0/3 partitions", 40, 90)
+    writing = {"partitions_done": 1, "rows_done": 5, "rows_to_write": 20}
+    for told in ({"rows_read": 90}, {"phase": "applying"}):
+        assert plan_bar({**mapping, **writing, **told}) == ("brokers write, 1/3 partitions", 5, 20)

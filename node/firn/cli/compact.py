@@ -82,6 +82,16 @@ async def _chosen(topic: str, broker: str | None, timeout: str | None, *, force:
     return choose_engine(size, has_spark=missing() is None)
 
 
+def plan_bar(told: dict[str, Any]) -> tuple[str, int, int]:
+    """The bar for what the driver of Spark tells: its title, rows done, rows in all. Of a new plan it tells no phase yet."""
+    read, rows = told.get("rows_read", 0), told.get("rows_total", 1)
+    if told.get("phase") != "applying" and read < rows:
+        what, done, total = "Spark reads", read, rows
+    else:
+        what, done, total = "brokers write", told["rows_done"], told["rows_to_write"]
+    return f"{what}, {told['partitions_done']}/{told['partitions']} partitions", done, total
+
+
 class _Progress:
     """A bar on stderr, when that is a terminal."""
 
@@ -110,17 +120,8 @@ class _Progress:
         )
 
     def update_plan(self, told: dict[str, Any]) -> None:
-        """What the driver of Spark tells."""
-        if told.get("phase") == "mapping" and told.get("rows_read", 0) < told.get("rows_total", 0):
-            what, done, total = "Spark reads", told["rows_read"], told["rows_total"]
-        else:
-            what, done, total = "brokers write", told["rows_done"], told["rows_to_write"]
-        self._progress.update(
-            self._bar,
-            completed=done,
-            total=max(total, done, 1),
-            description=f"{what}, {told['partitions_done']}/{told['partitions']} partitions",
-        )
+        title, done, total = plan_bar(told)
+        self._progress.update(self._bar, completed=done, total=max(total, done, 1), description=title)
 
     def __enter__(self) -> "_Progress":
         self._progress.start()
