@@ -18,7 +18,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from demo_spark.report import Report
+from demo_spark.report import Report, Rows
 
 from firn.client.blocking import Client
 from firn.errors import Invalid
@@ -30,8 +30,6 @@ from firn_spark.session import check_here, session
 
 QUIET = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.log.level": "FATAL"}
 TOPIC, SECOND, PARTITIONS = "flights", "flights-2", 6
-
-Rows = dict[str, tuple[int, Any]]  # tail number -> time in ms, flight
 
 
 def main() -> int:
@@ -55,7 +53,7 @@ def main() -> int:
             broker.kill()
     report.total_seconds = time.perf_counter() - began
     report.print()
-    return 1 if report.mismatches else 0
+    return report.code
 
 
 def _run(broker: BrokerProcess, folder: Path, report: Report) -> None:
@@ -125,7 +123,7 @@ def _snapshot(jobs: Jobs, spark: Any, folder: Path, wanted: Rows, report: Report
     report.expect(
         found.get("records") == len(rows), f"{len(rows)} rows, the snapshot says {found.get('records')}"
     )
-    _compare("Parquet", {row.plane: (row.ms, json.loads(row.value)) for row in rows}, wanted, report)
+    report.compare("Parquet", {row.plane: (row.ms, json.loads(row.value)) for row in rows}, wanted)
     say(f"snapshot: {len(rows):,} planes in Parquet, compared row by row with pandas")
 
 
@@ -138,7 +136,7 @@ def _load(jobs: Jobs, address: str, folder: Path, wanted: Rows, report: Report) 
         found.get("records") == len(records), f"{len(records)} records, the load says {found.get('records')}"
     )
     loaded = {r.key.decode(): (r.timestamp, json.loads(r.value or b"null")) for r in records}
-    _compare(SECOND, loaded, wanted, report)
+    report.compare(SECOND, loaded, wanted)
     say(
         f"load: {len(records):,} planes in {PARTITIONS} partitions of {SECOND}, compared row by row with pandas"
     )
@@ -152,13 +150,6 @@ def _audit(jobs: Jobs, flights: Flights, report: Report) -> None:
         report.differences += found.get("differences", 0)
     report.expect(report.differences == 0, f"the audits found {report.differences} differences")
     say(f"audit: {report.audited:,} keys recomputed from the raw views: {report.differences} differences")
-
-
-def _compare(where: str, found: Rows, wanted: Rows, report: Report) -> None:
-    for plane, row in wanted.items():
-        report.expect(found.get(plane) == row, f"{where}: {plane}: expected {row}, found {found.get(plane)}")
-    for plane in found.keys() - wanted.keys():
-        report.expect(False, f"{where}: {plane} is there, pandas finds none")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """What the demo counts, and the table at its end."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from firn_node.demo.report import Report as LoadReport
+
+Rows = dict[str, tuple[int, Any]]  # tail number -> time in ms, flight
 
 
 @dataclass(slots=True)
@@ -15,6 +18,20 @@ class Report(LoadReport):
     audit_seconds: float = 0.0
     audited: int = 0
     differences: int = 0
+
+    @property
+    def code(self) -> int:
+        """The exit code of the demo."""
+        return 1 if self.mismatches else 0
+
+    def compare(self, where: str, found: Rows, wanted: Rows) -> None:
+        """Count every plane that is wanted, and every one that is there and should not be."""
+        for plane, row in wanted.items():
+            self.expect(
+                found.get(plane) == row, f"{where}: {plane}: expected {row}, found {found.get(plane)}"
+            )
+        for plane in found.keys() - wanted.keys():
+            self.expect(False, f"{where}: {plane} is there, pandas finds none")
 
     def rows(self) -> list[tuple[str, str]]:
         share = self.bytes_after / max(self.bytes_before, 1)
