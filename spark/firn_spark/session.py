@@ -123,11 +123,11 @@ def register(spark: "SparkSession") -> None:
     context = spark.sparkContext
     if context not in _keepers:
 
-        def is_busy() -> bool | None:
-            return None if context._jsc is None else bool(context.statusTracker().getActiveJobsIds())
+        def active_jobs() -> frozenset[int] | None:
+            return None if context._jsc is None else frozenset(context.statusTracker().getActiveJobsIds())
 
         try:
-            found = _keepers[context] = Keeper(is_busy)
+            found = _keepers[context] = Keeper(active_jobs)
             context.environment.update(found.environment)
         except OSError as error:
             log.warning("nobody but tasks holds the leases of snapshots: %s", error)

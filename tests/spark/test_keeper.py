@@ -4,7 +4,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Client as Socket
 from typing import Any
 
@@ -14,9 +14,9 @@ from firn.client.blocking import Client
 from firn.errors import SnapshotExpired, Unavailable
 from firn_spark import keeper as keeper_module
 from firn_spark.connection import Connection
-from firn_spark.fetch import read
+from firn_spark.fetch import Link, read
 from firn_spark.filters import Wanted
-from firn_spark.keeper import ENVIRONMENT, Keeper, hand_over
+from firn_spark.keeper import ENVIRONMENT, Jobs, Keeper, hand_over
 from firn_spark.options import read_options
 from firn_spark.planning import Lease, Plan, plan
 
@@ -44,6 +44,11 @@ def is_held(connection: Connection, planned: Plan) -> bool:
         return False
 
 
+def busy() -> frozenset[int]:
+    """One job runs all the time."""
+    return frozenset({1})
+
+
 class Clock:
     def __init__(self) -> None:
         self.now = 0.0
@@ -60,8 +65,8 @@ def hold(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hold]:
     """A keeper that holds the plan's lease."""
     made: list[Keeper] = []
 
-    def start(is_busy: Callable[[], bool | None], **options: Any) -> Keeper:
-        found = Keeper(is_busy, poll_s=0.005, **options)
+    def start(active_jobs: Jobs, **options: Any) -> Keeper:
+        found = Keeper(active_jobs, poll_s=0.005, **options)
         made.append(found)
         monkeypatch.setenv(ENVIRONMENT, found.environment[ENVIRONMENT])
         assert planned.lease is not None
@@ -77,11 +82,11 @@ def hold(planned: Plan, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hold]:
 class Polls:
     """What a keeper asks, and how often it has."""
 
-    def __init__(self, answer: Callable[[], bool | None]) -> None:
+    def __init__(self, answer: Jobs) -> None:
         self._answer = answer
         self._count = 0
 
-    def __call__(self) -> bool | None:
+    def __call__(self) -> frozenset[int] | None:
         self._count += 1
         return self._answer()
 
@@ -94,13 +99,13 @@ class Polls:
 def test_a_lease_that_no_task_has_come_to_is_held_while_jobs_run_and_then_given_back(
     connection: Connection, planned: Plan, hold: Hold
 ) -> None:
-    clock, busy = Clock(), [True]
-    polls = Polls(lambda: busy[0])
+    clock, active = Clock(), [busy()]
+    polls = Polls(lambda: active[0])
     keeper = hold(polls, idle_s=100, renew_s=1e9, clock=clock)
     clock.now = 1000.0  # a job ran all the time
     polls.pass_by()
     assert len(keeper.held) == 1
-    busy[0] = False
+    active[0] = frozenset()
     polls.pass_by()
     clock.now = 1099.0
     polls.pass_by()
@@ -110,18 +115,47 @@ def test_a_lease_that_no_task_has_come_to_is_held_while_jobs_run_and_then_given_
     until(lambda: not is_held(connection, planned))
 
 
-def test_a_lease_that_tasks_have_read_is_given_back_although_other_jobs_run(
+def test_a_lease_that_tasks_have_read_is_given_back_although_later_jobs_run(
     connection: Connection, planned: Plan, hold: Hold
 ) -> None:
-    clock = Clock()
-    polls = Polls(lambda: True)
+    clock, number = Clock(), [0]
+    polls = Polls(lambda: frozenset({number[0]}))
     keeper = hold(polls, idle_s=100, renew_s=40, clock=clock)
     for now in (90.0, 180.0, 270.0):  # tasks read it, now and then
         assert is_held(connection, planned)
         clock.now = now
         polls.pass_by()
         assert len(keeper.held) == 1
+        polls.pass_by()
+        number[0] += 1
+        polls.pass_by()
     clock.now = 371.0
+    until(lambda: not keeper.held)
+    until(lambda: not is_held(connection, planned))
+
+
+def test_a_lease_is_held_as_long_as_a_job_that_has_read_it_computes(
+    connection: Connection, planned: Plan, hold: Hold
+) -> None:
+    clock, active = Clock(), [busy()]
+    polls = Polls(lambda: active[0])
+    keeper = hold(polls, idle_s=100, renew_s=40, clock=clock)
+    assert is_held(connection, planned)
+    clock.now = 90.0
+    polls.pass_by()
+    polls.pass_by()
+    active[0] = frozenset({1, 2})
+    clock.now = 1000.0  # none of its tasks has come again
+    polls.pass_by()
+    assert len(keeper.held) == 1
+    assert is_held(connection, planned), "an executor is lost, and its part is read again"
+    clock.now = 2000.0
+    polls.pass_by()
+    polls.pass_by()
+    assert len(keeper.held) == 1
+    active[0] = frozenset({3})
+    polls.pass_by()
+    clock.now = 2101.0
     until(lambda: not keeper.held)
     until(lambda: not is_held(connection, planned))
 
@@ -130,10 +164,10 @@ def test_an_answer_that_is_lost_is_not_taken_for_a_task_that_came(
     connection: Connection, planned: Plan, hold: Hold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, lost = Clock(), [True]
-    polls, ask = Polls(lambda: True), keeper_module._ask
+    polls, ask = Polls(busy), keeper_module._ask
 
-    def answer(method: str, lease: Lease, **options: Any) -> list[dict[str, Any]]:
-        found = ask(method, lease, **options)
+    async def answer(link: Link, method: str, lease: Lease) -> list[dict[str, Any]]:
+        found = await ask(link, method, lease)
         if method == "PUT" and lost:
             lost.clear()
             raise Unavailable("the answer did not come")
@@ -152,7 +186,7 @@ def test_an_answer_that_is_lost_is_not_taken_for_a_task_that_came(
 def test_a_topic_that_was_made_anew_in_other_groups_does_not_end_the_keeper(
     connection: Connection, planned: Plan, hold: Hold, topic: str
 ) -> None:
-    polls = Polls(lambda: True)
+    polls = Polls(busy)
     keeper = hold(polls, renew_s=0)
     assert planned.lease is not None
     hand_over(Lease(topic, f"{planned.lease.id},00", planned.lease.options))
@@ -166,12 +200,12 @@ def test_a_driver_that_cannot_be_asked_for_a_moment_keeps_its_leases(
 ) -> None:
     clock, broken = Clock(), [True]
 
-    def is_busy() -> bool:
+    def active_jobs() -> frozenset[int]:
         if broken[0]:
             raise ConnectionResetError("as Py4J does")
-        return True
+        return busy()
 
-    polls = Polls(is_busy)
+    polls = Polls(active_jobs)
     keeper = hold(polls, lost_s=60, clock=clock)
     clock.now = 59.0
     polls.pass_by()
@@ -192,7 +226,7 @@ def test_a_driver_that_cannot_be_asked_for_a_moment_keeps_its_leases(
 def test_the_end_of_the_session_gives_everything_back(
     connection: Connection, planned: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state: list[bool | None] = [False]
+    state: list[frozenset[int] | None] = [frozenset()]
     keeper = Keeper(lambda: state[0], poll_s=0.005)
     monkeypatch.setenv(ENVIRONMENT, keeper.environment[ENVIRONMENT])
     assert planned.lease is not None
@@ -207,7 +241,7 @@ def test_the_end_of_the_session_gives_everything_back(
 def test_a_snapshot_that_is_gone_is_let_go(
     client: Client, planned: Plan, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = Keeper(lambda: True, poll_s=0.005, renew_s=0)
+    keeper = Keeper(busy, poll_s=0.005, renew_s=0)
     monkeypatch.setenv(ENVIRONMENT, keeper.environment[ENVIRONMENT])
     assert planned.lease is not None
     hand_over(planned.lease)
@@ -220,7 +254,7 @@ def test_a_snapshot_that_is_gone_is_let_go(
 def test_a_stranger_is_not_listened_to_and_does_no_harm(
     planned: Plan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper = Keeper(lambda: True, poll_s=0.005)
+    keeper = Keeper(busy, poll_s=0.005)
     path = keeper.environment[ENVIRONMENT].rpartition(":")[0]
     with pytest.raises(Exception, match="digest sent was rejected"):
         Socket(path, family="AF_UNIX", authkey=b"guessed")
@@ -242,7 +276,7 @@ def test_without_a_keeper_a_plan_goes_on(planned: Plan, monkeypatch: pytest.Monk
 def test_a_broker_that_does_not_answer_is_asked_once_for_all_that_it_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    keeper = Keeper(lambda: True, poll_s=0.005)
+    keeper = Keeper(busy, poll_s=0.005)
     monkeypatch.setenv(ENVIRONMENT, keeper.environment[ENVIRONMENT])
     with socket.create_server(("127.0.0.1", 0), backlog=100) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
@@ -257,3 +291,22 @@ def test_a_broker_that_does_not_answer_is_asked_once_for_all_that_it_holds(
                 mute.accept()[0].close()
                 asked += 1
     assert 1 <= asked < 5
+
+
+def test_a_broker_that_does_not_answer_keeps_the_leases_of_others_not_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    keeper = Keeper(busy, poll_s=0.005, renew_s=0)
+    monkeypatch.setenv(ENVIRONMENT, keeper.environment[ENVIRONMENT])
+    with ExitStack() as stack:
+        brokers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        for number, broker in enumerate(brokers):
+            broker.settimeout(60)
+            bootstrap = f"127.0.0.1:{broker.getsockname()[1]}"
+            hand_over(Lease("t", str(number), {"bootstrap": bootstrap, "timeout": "600"}))
+        # None is answered before all are asked.
+        asked = [stack.enter_context(broker.accept()[0]) for broker in brokers]
+        for connection in asked:
+            connection.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+        until(lambda: not keeper.held)
+    keeper.close()
