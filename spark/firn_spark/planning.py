@@ -99,7 +99,7 @@ async def _planned(
     ranges = await _ranges(target, options, wanted, chosen, ends)
     ranges = [replace(found, snapshot=snapshot) for found in ranges if found.start < found.end]
     if options.bytes_per_task is not None:
-        sizes = await _sizes(target, options.topic)
+        sizes = await _sizes(target, options)
         return Plan([(part,) for each in ranges for part in _sliced(each, sizes, options.bytes_per_task)])
     step = options.partitions_per_task
     return Plan([tuple(ranges[at : at + step]) for at in range(0, len(ranges), step)])
@@ -229,18 +229,20 @@ async def _at_time(target: Target, topic: str, partition: int, since_ms: int) ->
     return int(answer.document()["offset"])
 
 
-async def _sizes(target: Target, topic: str) -> dict[int, float]:
-    """About how many bytes an offset of each partition takes."""
+async def _sizes(target: Target, options: ReadOptions) -> dict[int, float]:
+    """About how many bytes an offset of each partition takes in the view that is read."""
     found: dict[int, float] = {}
     for way in target.transports:
         after = -1
         while True:
             query = {"after": after, "limit": 1000}
-            rows = (await way.request("GET", path_of("topics", topic), query=query)).document()["partitions"]
+            answer = await way.request("GET", path_of("topics", options.topic), query=query)
+            rows = answer.document()["partitions"]
             for row in rows:
                 raw = row["raw_bytes"] / max(1, row["latest"] - row["earliest"])
                 dirty = raw * (row["latest"] - row["horizon"])
-                found[int(row["partition"])] = (dirty + row["compacted_bytes"]) / max(1, row["latest"])
+                compacted = (dirty + row["compacted_bytes"]) / max(1, row["latest"])
+                found[int(row["partition"])] = raw if options.view == "raw" else compacted
             if len(rows) < 1000:
                 break
             after = int(rows[-1]["partition"])

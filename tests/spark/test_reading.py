@@ -60,6 +60,19 @@ def test_both_views_have_the_rows_that_the_client_reads(
     assert frame_rows(sliced) == compacted
 
 
+def test_a_raw_read_of_a_compacted_topic_is_cut_by_the_bytes_of_the_raw_view(
+    client: Client, read: Read, topic: str
+) -> None:
+    client.create_topic(topic)
+    with client.producer(topic) as producer:
+        producer.send_many([b"k"] * 1000, [bytes([n % 256]) * 100 for n in range(1000)])
+    client.compact(topic, force=True, wait=True, timeout=60)
+    raw = read(topic, view="raw", maxBytesPerTask="20000")
+    assert raw.rdd.getNumPartitions() >= 5
+    assert frame_rows(raw) == records_of(client, topic, view="raw")
+    assert read(topic, maxBytesPerTask="20000").rdd.getNumPartitions() == 1
+
+
 def test_the_keys_projection_has_a_row_for_every_record_and_no_value(
     client: Client, read: Read, topic: str
 ) -> None:
@@ -241,18 +254,24 @@ class TestFilters:
         for at in range(0, 600, 30):
             with client.producer(topic) as producer:
                 for n in range(at, at + 30):
-                    producer.send(b"k%d" % n, bytes(10_000))
+                    producer.send(b"k%d" % n, bytes(10_000), timestamp=n * 1000)
         end = client.describe(topic)["partitions"][1]["latest"]
         found = []
-        for condition in ("true", f"partition = 1 AND offset >= {end - 20}", "key = X'6B37'"):
+        for view, condition in (
+            ("compacted", "true"),
+            ("compacted", f"partition = 1 AND offset >= {end - 20}"),
+            ("compacted", "key = X'6B37'"),
+            ("raw", "timestamp >= timestamp_millis(570000)"),
+        ):
             before = bytes_sent(broker)
-            rows = read(topic).where(condition).count()
+            rows = read(topic, view=view).where(condition).count()
             found.append((rows, bytes_sent(broker) - before))
         rows, sent = zip(*found, strict=True)
-        assert rows == (600, 20, 1)
+        assert rows == (600, 20, 1, 30)
         assert sent[0] >= 6_000_000
         assert sent[1] < sent[0] // 10, "whole batches, and nothing of other partitions"
         assert sent[2] < sent[0] // 100
+        assert sent[3] < sent[0] // 10, "from the first batch on that may be as new"
 
     def test_a_key_is_looked_up_instead_of_read(self, client: Client, read: Read, topic: str) -> None:
         client.create_topic(topic, partitions=1)
