@@ -42,6 +42,7 @@ test: setup  ## the whole test suite
 	@$(RUN)/python -m pytest -q --durations=15
 
 test-cluster: setup  ## the tests that need a real Kubernetes: of its own (Go; root for nodes), or KUBECONFIG=FILE
+	@$(if $(filter environment,$(firstword $(origin KUBECONFIG))),echo "test-cluster: KUBECONFIG of the environment is not used; for the tests on that cluster: make test-cluster KUBECONFIG=FILE")
 	@PYTHONPATH=tests/support $(RUN)/python -m cluster parts || test $$? -eq 3  # 3: something is lacking, tests are skipped
 	@FIRN_TEST_KUBECONFIG=$(if $(filter command,$(firstword $(origin KUBECONFIG))),$(KUBECONFIG)) \
 		$(RUN)/python -m pytest -q --durations=15 -m 'apiserver or cluster' $(TESTS)
@@ -73,9 +74,10 @@ drill: setup  ## every failure drill: one broker killed 200 times, then the dril
 	@$(RUN)/python benchmarks/drill_sigkill.py
 	@$(RUN)/firn drill all
 
-drill-cluster: cluster-parts  ## a master lost 20 times on a real Kubernetes: its pod killed, then its node cut off (root; 15 minutes)
+drill-cluster: cluster-parts  ## a master lost 20 times on a real Kubernetes: its pod killed, then its node cut off; and five minutes at rest (root; 20 minutes)
 	@PYTHONPATH=tests/support $(RUN)/python -m cluster_drill kill --rounds $(or $(ROUNDS),20)
 	@PYTHONPATH=tests/support $(RUN)/python -m cluster_drill cut --rounds $(or $(ROUNDS),20)
+	@PYTHONPATH=tests/support $(RUN)/python -m cluster_drill rest
 
 simulate: setup  ## run the simulated broker group: SEEDS=1000 new seeds, one again: SEED=123; FAULTS=failovers: mostly those
 	@PYTHONPATH=tests/support $(RUN)/python -m firn_sim --faults $(or $(FAULTS),all) \
