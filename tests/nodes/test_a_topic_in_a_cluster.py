@@ -1,6 +1,7 @@
 """What a person does with a topic, and what befalls its brokers, on real nodes: nothing acknowledged is lost."""
 
 import asyncio
+import json
 import os
 import time
 from dataclasses import replace
@@ -52,6 +53,30 @@ def test_a_cluster_that_is_only_given_is_written_to_by_forwarded_ports(
     with given.load() as load:
         load.until_more()
     assert load.refused == []
+
+
+def test_kubectl_firn_shows_the_brokers_writes_reads_and_makes_another_master(shop: Shop) -> None:
+    def firn(*words: str, input: str = "") -> str:
+        done = shop.kubectl_firn(*words, input=input)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    shown = json.loads(firn("status", "--output", "json"))
+    assert sorted((row["node"], row["state"]) for row in shown["brokers"]) == [
+        (name, "serving") for name in shop.in_sync()
+    ]
+    assert TOPIC in {row["name"] for row in shown["topics"]}
+    assert firn("produce", TOPIC, input="outside\t2\n") == "1 records acknowledged\n"
+    assert firn("get", TOPIC, "outside") == "2"
+    wanted = next(name for name in shop.in_sync() if name != shop.master())
+
+    def is_handed_over() -> bool:
+        """Asked again where a busy machine kept the new master from its lease."""
+        done = shop.kubectl_firn("switchover", "0", "--to", wanted)
+        return done.returncode == 0 or shop.master() == wanted
+
+    shop.cluster.until(is_handed_over, f"{wanted} is master")
+    assert shop.master() == wanted
 
 
 def test_a_topic_that_is_deleted_and_applied_again_is_empty(shop: Shop) -> None:

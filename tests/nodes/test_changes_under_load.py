@@ -1,4 +1,7 @@
-"""Settings that change while a topic is written to: what counts at once, and what needs new pods."""
+"""What changes while a topic is written to: settings that count at once, and an image that is not there.
+
+A setting that needs new pods goes round in `test_operators_that_die`, where it meets the most.
+"""
 
 import pytest
 from cluster.api import Json
@@ -23,18 +26,6 @@ def test_settings_that_count_at_once_restart_no_broker(shop: Shop) -> None:
         shop.until_ready()
         load.until_more()
     assert (load.refused, watch.most_away, shop.uids()) == ([], 0, before)
-
-
-def test_a_setting_of_the_brokers_goes_to_one_pod_after_the_other(shop: Shop) -> None:
-    before = shop.uids()
-    with shop.load() as load, AwayWatch(shop) as watch:
-        shop.patch({"spec": {"config": {"openFiles": 640}}})
-        shop.cluster.until(lambda: shop.are_all_others_than(before), "every broker is a new one", seconds=300)
-        shop.until_in_sync(3)
-        load.until_more()
-    assert load.refused == []
-    assert watch.most_away == 1
-    print(f"gap {load.gap_seconds:.1f} s")
 
 
 def test_an_image_that_is_not_there_stops_a_roll_at_its_first_pod_until_it_is_put_right(shop: Shop) -> None:

@@ -1,6 +1,7 @@
-"""Drill 25 on real nodes: SIGKILL to all operators while a cluster is made, rolled and scaled, under load.
+"""Drill 25 on real nodes: SIGKILL to all operators while a cluster is made, rolled by a setting and scaled, under load.
 
-Whenever they die, the next ones come to the same end, and never are two brokers stopped at once.
+Whenever they die, the next ones come to the same end, never are two brokers stopped at once, and no write is refused. The
+setting is one that needs new pods.
 """
 
 import random
@@ -22,7 +23,7 @@ def bare(installed: WholeCluster) -> BareCluster:
     return breakable(installed)
 
 
-def test_operators_that_are_killed_at_any_moment_leave_a_cluster_that_is_made_rolled_and_scaled(
+def test_operators_killed_at_any_moment_make_roll_by_a_setting_and_scale_a_cluster_that_is_written_to(
     bare: BareCluster, tmp_path: Path
 ) -> None:
     seed = random.SystemRandom().getrandbits(32)

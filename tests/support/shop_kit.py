@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import ssl
+import subprocess
 import sys
 import threading
 import time
@@ -75,12 +76,17 @@ def helm(cluster: Cluster, *words: str) -> str:
     return cluster.run([str(tool("helm")), "--namespace", SYSTEM, *words])
 
 
-def image_values() -> list[str]:
-    """Helm's words for the images of this tree."""
+def image_values(*, suffix: str = "") -> list[str]:
+    """Helm's words for the images of this tree, by names that end in something more."""
     words = ["--set", "image.registry=localhost"]
     for value, image in (("operator", images.OPERATOR), ("node", images.NODE), ("spark", images.SPARK)):
         name, tag = image.reference().removeprefix("localhost/").split(":")
-        words += ["--set", f"image.{value}.repository={name}", "--set-string", f"image.{value}.tag={tag}"]
+        words += [
+            "--set",
+            f"image.{value}.repository={name}",
+            "--set-string",
+            f"image.{value}.tag={tag}{suffix}",
+        ]
     return words
 
 
@@ -100,20 +106,17 @@ class Shop:
         *,
         replicas: int = 3,
         lease_ttl: str = f"{LEASE_TTL_SECONDS}s",
-        spec: Mapping[str, Any] | None = None,
         topic: Mapping[str, Any] | None = None,
     ) -> None:
-        """A cluster of one group and a topic in it, small enough for several on one machine."""
-        brokers = {
-            "replicas": replicas,
-            "storage": {"size": "1Gi"},
-            "resources": {"requests": {"cpu": "20m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
-            "config": {"leaseTtl": lease_ttl},
-            **(spec or {}),
-        }
+        """A cluster of one group and a topic in it."""
+        brokers = _brokers(self.name, {"replicas": replicas, "config": {"leaseTtl": lease_ttl}})
         quotes = {"partitions": 2, "clusterRef": {"name": self.name}, **(topic or {})}
-        items = [_object("BrokerCluster", self.name, brokers), _object("CompactedTopic", TOPIC, quotes)]
+        items = [brokers, _object("CompactedTopic", TOPIC, quotes)]
         self.cluster.apply({"apiVersion": "v1", "kind": "List", "items": items}, namespace=self.space)
+
+    def apply_brokers(self, **spec: Any) -> None:
+        """A cluster without a topic."""
+        self.cluster.apply(_brokers(self.name, spec), namespace=self.space)
 
     def apply_topic(self, name: str, **spec: Any) -> None:
         """A further topic, ready."""
@@ -303,6 +306,12 @@ class Shop:
             lambda: len(self.in_sync()) == count, f"{count} replicas are in sync", seconds=seconds
         )
 
+    def kubectl_firn(self, *words: str, input: str = "") -> "subprocess.CompletedProcess[str]":
+        """The plugin of kubectl, as a person runs it."""
+        program = "import sys; sys.argv[0] = 'kubectl-firn'; from firn.cli.main import main; main()"
+        told = [sys.executable, "-c", program, *words, "--namespace", self.space]
+        return self.cluster.attempt(told, input=input)
+
     def switch_over(self, to: str) -> None:
         """As a person does it, who asks again where a busy machine kept the new master from its lease."""
         self.cluster.until(lambda: asyncio.run(self._switched_over(to)), f"{to} is made master and stays it")
@@ -467,6 +476,15 @@ def _is_unplaced(condition: Json) -> bool:
 def _is_ready(pod: Json) -> bool:
     conditions = pod.get("status", {}).get("conditions", [])
     return any(told["type"] == "Ready" and told["status"] == "True" for told in conditions)
+
+
+def _brokers(name: str, spec: Mapping[str, Any]) -> Json:
+    """Small enough for several on one machine."""
+    small = {
+        "storage": {"size": "1Gi"},
+        "resources": {"requests": {"cpu": "20m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
+    }
+    return _object("BrokerCluster", name, {**small, **spec})
 
 
 def _object(kind: str, name: str, spec: Mapping[str, Any]) -> Json:
