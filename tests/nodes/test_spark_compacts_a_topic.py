@@ -1,4 +1,4 @@
-"""Spark on real nodes: forced compactions whose driver and executors are pods, one killed; the other jobs as Jobs."""
+"""Spark on real nodes: forced compactions whose driver and executors are pods, which are killed; the other jobs as Jobs."""
 
 import asyncio
 import json
@@ -67,7 +67,8 @@ class Asked:
         meta = {"name": name}
         head = {"apiVersion": "firn.dev/v1alpha1", "kind": "ForceCompaction"}
         made = shop.cluster.api.post(self.path, {**head, "metadata": meta, "spec": body})
-        self.selector = f"{LABEL_RUN}={run_base(name, made['metadata']['uid'])}"
+        self.uid = str(made["metadata"]["uid"])
+        self.selector = f"{LABEL_RUN}={run_base(name, self.uid)}"
 
     def status(self) -> Json:
         found: Json = self.shop.cluster.api.get(f"{self.path}/{self.name}").get("status", {})
@@ -201,12 +202,42 @@ class Printed:
         return found
 
 
-def test_a_run_whose_driver_is_alone_compacts_within_its_pod(shop: Shop) -> None:
+def test_a_run_whose_driver_is_alone_and_killed_is_ended_by_a_second_pod_with_the_plan_of_the_first(
+    shop: Shop,
+) -> None:
+    epoch = shop.epoch()
     asked = Asked(shop, "in-one-pod", engine="spark", spark={"runner": "local", "memory": "1Gi"})
+    [driver] = shop.cluster.until(lambda: running(asked.pods()), "the driver", seconds=SECONDS)
+    killed = asyncio.run(_killed_with_a_plan(shop, asked, driver))
+    assert _slices(killed, "missing") > 0, "all slices had come before the driver was dead"
     status = asked.until_ended()
     assert (status["phase"], status["runner"]) == ("Succeeded", "local"), f"{status}\n{asked.told()}"
     assert asked.pods(role="executor") == []
+    shop.cluster.until(lambda: phases(asked) == ["Failed", "Succeeded"], "two drivers have ended")
     assert [row["state"] for row in status["partitions"]] == ["done"] * PARTITIONS
+    ended = asyncio.run(_plan(shop))
+    assert ended["run"] == asked.uid
+    assert ended["ids"] == killed["ids"] or shop.epoch() != epoch, "it began anew"
+    assert asyncio.run(_table(shop)) == expected()
+
+
+def phases(asked: Asked) -> list[str]:
+    return sorted(str(pod["status"]["phase"]) for pod in asked.pods())
+
+
+async def _killed_with_a_plan(shop: Shop, asked: Asked, driver: Json) -> Json:
+    """SIGKILL to a driver once its run has a plan: the plan, when the driver was dead."""
+    node = breakable(shop.cluster).node(driver["spec"]["nodeName"])
+    async with asyncio.timeout(SECONDS), shop.client() as client:
+        while (plan := await client.compaction_plan(TOPIC)) is None or plan["run"] != asked.uid:
+            await asyncio.sleep(0.02)
+        assert node.kill_pod(driver["metadata"]["uid"]), "nothing ran in the driver's pod"
+        return await client.compaction_plan(TOPIC) or {}
+
+
+async def _plan(shop: Shop) -> Json:
+    async with shop.client() as client:
+        return await client.compaction_plan(TOPIC) or {}
 
 
 def test_a_run_that_is_deleted_ends_its_pods_and_leaves_the_topic_as_it_was(shop: Shop) -> None:
