@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from engine_kit import run
-from group_kit import BrokerGroup, Replica, broker_group
+from group_kit import BrokerGroup, Replica, address, asked_at, broker_group
 
 from firn.client import Client
 from firn.errors import Invalid, NotMaster, UnknownTopic
@@ -17,10 +17,6 @@ from support.firn_cli.calls import call
 KEYS = [b"k%d" % number for number in range(20)]
 
 
-def address(replica: Replica) -> str:
-    return f"127.0.0.1:{replica.port}"
-
-
 async def filled(group: BrokerGroup) -> tuple[Replica, Replica]:
     """The master and a standby that has everything: a topic of two partitions with 20 keys."""
     master = await group.until_master()
@@ -29,16 +25,6 @@ async def filled(group: BrokerGroup) -> tuple[Replica, Replica]:
         await producer.send_many(KEYS, KEYS)
     await group.until_equal()
     return master, next(replica for replica in group.up if replica is not master)
-
-
-def asked_at(replica: Replica) -> int:
-    """Requests for records that a replica has answered well."""
-    counts = replica.server.context.counts
-    pages = sum(
-        number for (_, route, status), number in counts.requests.items()
-        if route == "/v1/topics/{topic}/partitions/{partition}" and status == 200
-    )  # fmt: skip
-    return pages + counts.stream_messages["GET"] + counts.stream_messages["FETCH"]
 
 
 def test_a_client_that_reads_from_any_is_answered_by_the_standby_alone_and_its_writes_go_to_the_master(

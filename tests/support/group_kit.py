@@ -207,6 +207,20 @@ async def filled(group: BrokerGroup) -> Replica:
     return master
 
 
+def address(replica: Replica) -> str:
+    return f"127.0.0.1:{replica.port}"
+
+
+def asked_at(replica: Replica) -> int:
+    """Requests for records that a replica has answered well."""
+    counts = replica.server.context.counts
+    pages = sum(
+        number for (_, route, status), number in counts.requests.items()
+        if route == "/v1/topics/{topic}/partitions/{partition}" and status == 200
+    )  # fmt: skip
+    return pages + counts.stream_messages["GET"] + counts.stream_messages["FETCH"]
+
+
 def clean(replica: Replica) -> tuple[int, int]:
     """The clean rows and the horizon of the one partition of ``t``."""
     state = replica.broker.partitions.get(replica.broker.topic("t"), 0).state

@@ -5,7 +5,8 @@
 3. a partition whose slices are all here is compacted by the scheduler, as far as its key indexes agree;
 4. its result is stored, its statements are removed; a crash in between compacts it again, which changes nothing;
 5. once all partitions have a result, the other replicas of the group are told by the log to compact by themselves,
-   and the plan is done.
+   and the plan is done. Who is not the master (yet, or any more) keeps it open until it is, or until nobody has asked
+   for it long enough; to tell twice does no harm.
 
 A plan is a file of the master that made it. One whose driver was silent for ``plan_ttl_ms``, whose topic is gone, or
 before whose offsets data loss was accepted, is dropped with its uploads; what has been compacted stays.
@@ -17,7 +18,16 @@ from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from firn.errors import FirnError, Invalid, NotFound, Unavailable, UnknownPartition, UnknownPlan, UnknownTopic
+from firn.errors import (
+    FirnError,
+    Invalid,
+    NotFound,
+    NotMaster,
+    Unavailable,
+    UnknownPartition,
+    UnknownPlan,
+    UnknownTopic,
+)
 from firn.statement import Statement
 from firn_node.compaction.agreement import Agreement
 from firn_node.engine.api import PartitionCompaction, TopicInfo
@@ -26,6 +36,7 @@ from firn_node.engine.core import Core
 from firn_node.engine.partition import Partition
 from firn_node.engine.partitions import Partitions
 from firn_node.engine.scheduler import Request, Scheduler
+from firn_node.failpoints import step
 from firn_node.plans.folder import PlanFolder, note
 from firn_node.plans.plan import Plan, PlannedPartition, PlanState
 from firn_node.plans.upload import Upload
@@ -227,13 +238,22 @@ class Plans:
                 except Exception:  # this task's boundary: what is left is tried again
                     _log.exception("plan %s of topic %d", plan.id, plan.topic_id)
                     self.core.metrics["plan_failures"] += 1
-                    asyncio.get_running_loop().call_later(_AGAIN_S, self._wake.set)
+                    self._later()
+
+    def _later(self) -> None:
+        asyncio.get_running_loop().call_later(_AGAIN_S, self._wake.set)
 
     async def _carry_out(self, plan: Plan) -> None:
         while plan.is_open and (ready := [part for part in plan.partitions.values() if part.is_ready]):
             await self._compact(plan, ready[:_AT_ONCE])
         if plan.is_open and plan.has_ended:
-            await self._tell_others(plan)
+            try:
+                await self._tell_others(plan)
+            except NotMaster as error:  # a master that has just been started is none yet
+                _log.info("plan %s: the other replicas are not told now: %s", plan.id, error.message)
+                self._later()
+                return
+            step("plan.told")
             if plan.is_open:
                 plan.state = "done"
                 await self._store(plan)
@@ -260,7 +280,7 @@ class Plans:
             await self.in_thread(self.folder.forget_statements, plan, parts)
 
     async def _tell_others(self, plan: Plan) -> None:
-        """Have the other replicas of the group compact the topic by force, each by itself."""
+        """Have the other replicas of the group compact the topic by force, each by itself. *Errors*: NotMaster."""
         topic = self.core.catalogue.by_id.get(plan.topic_id)
         if self.force is None or topic is None:
             return
@@ -271,7 +291,9 @@ class Plans:
             except Unavailable as error:  # another change of this topic is under way, or no quorum now
                 _log.info("plan %s: the other replicas are not told yet: %s", plan.id, error.message)
                 await asyncio.sleep(_TELL_AGAIN_S)
-            except FirnError as error:  # not the master any more: who is makes a plan of its own
+            except NotMaster:
+                raise
+            except FirnError as error:
                 _log.warning("plan %s: the other replicas are not told: %s", plan.id, error.message)
                 return
         _log.warning("plan %s: the other replicas were not told; they compact when it is due", plan.id)
