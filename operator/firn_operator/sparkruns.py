@@ -44,6 +44,7 @@ from firn_operator.spec import ClusterSpec
 
 DRIVER_PORT, BLOCK_PORT = 7078, 7079  # dialled by executors, so they cannot be random behind a NetworkPolicy
 DEADLINE_S = 24 * 3600  # no run takes as long; one that hangs goes on for ever without it
+TASK_FAILURES = 8  # the attempts of a task: an executor that is lost costs one of each task that it had
 RETRIES = 3  # of a driver; a run goes on where the last one was, and a failure that lasts shows soon
 KEPT_S = 3600  # a Job that ended, with its driver's log
 HEAP_MIN = 480 << 20  # Spark begins with no less
@@ -194,7 +195,7 @@ def conf_of(run: SparkRun) -> dict[str, str]:
         "spark.driver.extraJavaOptions": _JAVA_OPTIONS,
         "spark.ui.enabled": "false",
         "spark.speculation": "false",  # two attempts of a task would do the same work twice, and agree
-        "spark.task.maxFailures": "8",
+        "spark.task.maxFailures": str(TASK_FAILURES),
     }
     if not run.has_executors:
         return conf
@@ -282,7 +283,7 @@ def _driver_pod(run: SparkRun) -> Obj:
 
 
 def _driver(run: SparkRun) -> Obj:
-    master = MASTER if run.has_executors else f"local[{run.wish.cores}]"
+    master = MASTER if run.has_executors else f"local[{run.wish.cores},{TASK_FAILURES}]"
     memory = DRIVER_MEMORY if run.has_executors else run.wish.memory
     cpu = DRIVER_CPU if run.has_executors else str(run.wish.cores)
     limits = {"memory": f"{memory >> 20}Mi"}

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 JAVA_MIN = 17
+LOCAL_MASTER = "local[*,4]"  # a task has four attempts, as on a cluster; of local[*] one, whatever is set
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 _PROBE = "import sys; print('%d.%d' % sys.version_info[:2]); import pyarrow, pyspark, firn_spark"
 _SECONDS_MAX = 60
@@ -91,24 +92,32 @@ def _check_interpreter(python: str) -> None:
 def session(name: str, *, master: str | None = None, conf: Mapping[str, str] | None = None) -> "SparkSession":
     """A session in which ``format("firn")`` works; the one that runs, if one does.
 
-    ``master``: else what ``spark-submit`` or the configuration says, else ``local[*]``. Workers are run by this
+    ``master``: else what ``spark-submit`` or the configuration says, else ``LOCAL_MASTER``. Workers are run by this
     interpreter unless ``PYSPARK_PYTHON`` names one.
     Errors: Invalid, as ``check_here``.
     """
     check_here()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    from pyspark import SparkConf
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
     settings = SparkConf(loadDefaults=False).setAppName(name)
-    if master is not None:  # else Spark itself looks, and settles for local[*]
+    if master is not None:
         settings.setMaster(master)
     for key, value in (conf or {}).items():
         settings.set(key, value)
+    if not settings.contains("spark.master") and SparkContext._active_spark_context is None:
+        SparkContext._ensure_initialized(conf=settings)  # the JVM knows what is said elsewhere
+        settings.setMaster(chosen_master(SparkConf().get("spark.master")))
     found = SparkSession.builder.config(conf=settings).getOrCreate()
     register(found)
     return found
+
+
+def chosen_master(found: str | None) -> str:
+    """The master to use where Spark has found this one: ``local[*]`` is what it settles for when nothing says any."""
+    return LOCAL_MASTER if found in (None, "local[*]") else found
 
 
 def register(spark: "SparkSession") -> None:

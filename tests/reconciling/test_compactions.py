@@ -178,7 +178,7 @@ def test_a_drivers_pods_may_do_what_their_runner_needs(world: World) -> None:
     assert world.all(ROLE_BINDING)[0]["metadata"]["name"] == "main-0"
     assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("firn-driver-quotes", False)
     assert pod["containers"][0]["resources"]["limits"] == {"memory": "3072Mi"}
-    assert pod["containers"][0]["args"][-1] == "local[2]"
+    assert pod["containers"][0]["args"][-1] == "local[2,8]", "a worker that is killed is no end of the run"
     assert [name_of(each) for each in world.all(SERVICE_ACCOUNT)] == ["firn-driver-quotes", "main-0"]
 
 

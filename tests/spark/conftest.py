@@ -1,4 +1,4 @@
-"""One broker process for all tests of this folder, and one Spark session: two tasks at a time, four attempts each."""
+"""One broker process for all tests of this folder, and one Spark session, on the master that users get who name none."""
 
 import itertools
 import sys
@@ -39,9 +39,9 @@ def spark(tmp_path_factory: pytest.TempPathFactory, broker: BrokerProcess) -> It
     """It ends before the broker does, to which it gives its snapshots back."""
     found = session(
         "firn-tests",
-        master="local[2,4]",
         conf={
             "spark.ui.enabled": "false",
+            "spark.default.parallelism": "2",
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
             "spark.pyspark.python": sys.executable,

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from firn.errors import Invalid
-from firn_spark.session import PUSHDOWN, check_here, check_workers, register
+from firn_spark.session import PUSHDOWN, check_here, check_workers, chosen_master, register
 
 
 def script(path: Path, text: str) -> str:
@@ -56,6 +56,29 @@ def test_a_python_without_the_package_is_told(tmp_path: Path, monkeypatch: pytes
 def test_this_machine_passes_and_so_do_its_workers(spark: SparkSession) -> None:
     check_here()
     check_workers(spark)
+
+
+def test_a_worker_that_has_only_what_spark_brings_is_told(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brought = "PYTHONPATH=$(echo $PYTHONPATH | tr : '\\n' | grep 'zip$' | paste -sd :)"
+    python = script(tmp_path / "python", f'{brought} exec {sys.executable} -S "$@"\n')
+    monkeypatch.setattr(spark.sparkContext, "pythonExec", python)
+    with pytest.raises(Invalid, match=rf"a worker lacks the package firn_spark: .*\({python}\)"):
+        check_workers(spark)
+
+
+def test_workers_of_another_version_are_told(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark.sparkContext, "pythonVer", "3.9")
+    with pytest.raises(Invalid, match="workers run another version of Python"):
+        check_workers(spark)
+
+
+def test_a_task_has_several_attempts_where_no_master_is_named(spark: SparkSession) -> None:
+    assert spark.sparkContext.master == "local[*,4]"
+    assert chosen_master("local[*]") == "local[*,4]", "as Spark says when nobody names one"
+    assert chosen_master("local[3]") == "local[3]"
+    assert chosen_master("spark://there:7077") == "spark://there:7077"
 
 
 def test_registering_again_changes_nothing(spark: SparkSession) -> None:
