@@ -5,7 +5,8 @@ pinned snapshot is written to TARGET, then the changes since, from the raw view,
 takes over: by ``--cut-over``, or by a file ``CUT-OVER`` in the checkpoint's folder. Stop the writers of SOURCE before:
 the copy then ends when it has everything, and fails when something was written to SOURCE after all.
 
-May be stopped and started again at any time, with the same arguments (``jobs.copystate``). A record may be written to
+May be stopped and started again at any time, with the same arguments (``jobs.copystate``); one that a signal stops before
+the cut-over does not end with 0. A record may be written to
 TARGET twice; the last one of a key is the right one. Rows of a key stay in their order, because all of them are in one
 partition of SOURCE, which one task reads. A ``--key`` that makes one key of several gives these no order.
 """
@@ -13,7 +14,6 @@ partition of SOURCE, which one task reads. A ``--key`` that makes one key of sev
 import json
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -255,8 +255,8 @@ def _json(offsets: topics.Offsets) -> str:
     return json.dumps({str(partition): offset for partition, offset in sorted(offsets.items())})
 
 
-def report_of(copied: Copied) -> Report:
-    """As a table and as JSON."""
+def report_of(copied: Copied, ended_by: int | None = None) -> Report:
+    """As a table and as JSON. ``ended_by``: the signal that stopped it."""
     wish = copied.wish
     document: dict[str, Any] = {
         "job": "copy", "source": wish.source, "target": wish.target, "cut_over": copied.is_cut_over,
@@ -268,7 +268,8 @@ def report_of(copied: Copied) -> Report:
     else:
         told = f"stopped; the same command goes on from {wish.checkpoint}"
     columns = [("PARTITION", "r"), ("COPIED BELOW OFFSET", "r")]
-    return Report(document, columns, sorted(copied.copied.items()), [told])
+    code = 0 if copied.is_cut_over or ended_by is None else 128 + ended_by
+    return Report(document, columns, sorted(copied.copied.items()), [told], code=code)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -302,15 +303,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             source=asked.source, target=asked.target, checkpoint=asked.checkpoint, partitions=asked.partitions,
             key=asked.key, value=asked.value, append=asked.append, cut_over=asked.cut_over,
         )  # fmt: skip
-        stopped = threading.Event()
+        signals: list[int] = []
         before = {
-            number: signal.signal(number, lambda *_: stopped.set())
+            number: signal.signal(number, lambda number, _: signals.append(number))
             for number in (signal.SIGTERM, signal.SIGINT)
         }
         try:
-            return report_of(
-                copy(job.spark, job.connection, wish, is_stopped=stopped.is_set, say=command.say)
-            )
+            copied = copy(job.spark, job.connection, wish, is_stopped=lambda: bool(signals), say=command.say)
+            return report_of(copied, ended_by=signals[0] if signals else None)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

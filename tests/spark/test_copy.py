@@ -12,15 +12,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from jobs_kit import Written, map_of
+from jobs_kit import Written, map_of, run_job, told
 
 from firn.client.blocking import Client
 from firn.errors import Invalid, Unavailable
 from firn_node.demo.process import BrokerProcess
 from firn_spark import copy
 from firn_spark.connection import Connection
-from firn_spark.copy import Copied, Following, Wish
-from firn_spark.jobs import topics
+from firn_spark.copy import Copied, Following, Wish, report_of
+from firn_spark.jobs import command, topics
 from firn_spark.jobs.copystate import CUT_OVER, CopyState, Lag
 from firn_spark.script import firn_job
 
@@ -185,6 +185,28 @@ def test_what_cannot_be_copied_is_refused_with_the_reason(
     refused("is the checkpoint of another copy: its source is 'another'", checkpoint=tmp_path / "other")
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_copy_that_a_signal_stops_does_not_end_as_if_it_were_cut_over(
+    spark: Any, broker: BrokerProcess, client: Client, topic: str, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: Any, number: signal.Signals,
+) -> None:  # fmt: skip
+    client.create_topic(topic)
+    client.put(topic, b"a", b"1")
+    monkeypatch.setattr(command, "say", lambda line: signal.raise_signal(number))
+    arguments = (topic, f"{topic}-2", "--partitions", 1, "--checkpoint", tmp_path / "c")
+    before = signal.getsignal(number)
+    assert run_job(copy.main, broker.address, *arguments, "-o", "json") == 128 + number
+    assert told(capsys)["cut_over"] is False
+    assert signal.getsignal(number) is before
+    monkeypatch.undo()
+    assert run_job(copy.main, broker.address, *arguments, "--cut-over") == 0
+
+
+def test_a_copy_that_is_cut_over_has_ended_well_whatever_signal_came() -> None:
+    wish = Wish(source="t", target="u", checkpoint=Path("c"))
+    assert report_of(Copied(wish, True, 1, {0: 1}, 0.0), ended_by=signal.SIGTERM).code == 0
+
+
 def test_the_lag_counts_from_when_the_source_first_had_what_is_missing() -> None:
     lag = Lag()
     lag.saw(10.0, {0: 5})
@@ -235,9 +257,9 @@ def test_partitions_that_a_group_does_not_tell_of_are_not_taken_for_copied(tmp_p
         "name": "t", "spec": {"partitions": 2}, "silent": {"1": "no master answers"},
         "partitions": [{"partition": 0, "latest": 5, "earliest": 0}],
     }  # fmt: skip
-    for told in (topics.latest, topics.earliest):
+    for offsets in (topics.latest, topics.earliest):
         with pytest.raises(Unavailable, match="1 of 2 partitions are told of: no master answers"):
-            told(described)
+            offsets(described)
     whole = {
         **described, "silent": {}, "partitions": [*described["partitions"], {"partition": 1, "latest": 7}],
     }  # fmt: skip

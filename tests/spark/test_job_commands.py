@@ -10,6 +10,7 @@ import pytest
 import yaml
 from jobs_kit import run_job
 
+from firn.client.blocking import Client
 from firn_node.demo.process import BrokerProcess
 from firn_spark import __main__ as jobs
 from firn_spark import audit, copy, erase, force_compaction, load, snapshot
@@ -66,6 +67,16 @@ def test_an_absent_topic_ends_with_1_and_is_named(
             assert topic in capsys.readouterr().err, name
 
 
+def test_what_executors_elsewhere_lack_is_told_before_the_work(
+    spark: Any, client: Client, broker: BrokerProcess, topic: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:  # fmt: skip
+    client.create_topic(topic)
+    monkeypatch.setattr(spark.sparkContext, "pythonVer", "3.9")
+    monkeypatch.setattr(spark.sparkContext, "master", "spark://there:7077")
+    assert run_job(audit.main, broker.address, topic) == 1
+    assert "workers run another version of Python" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ALL)
 def test_a_printed_job_runs_the_same_command_under_restricted_rules(name: str, capsys: Any) -> None:
     given = [
@@ -84,7 +95,7 @@ def test_a_printed_job_runs_the_same_command_under_restricted_rules(name: str, c
     pod = job["spec"]["template"]["spec"]
     driver = pod["containers"][0]
     assert driver["command"] == ["python", "-m", f"firn_spark.{name}"]
-    assert driver["args"] == [*NEEDED[name], "-o", "json", "--master", "local[*]"]
+    assert driver["args"] == [*NEEDED[name], "-o", "json", "--master", "local[*,4]"]
     assert {"name": "FIRN_BROKER", "value": "shop-bootstrap:7700"} in driver["env"]
     assert driver["image"] == "i:1"
     assert job["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"] == name
@@ -92,6 +103,13 @@ def test_a_printed_job_runs_the_same_command_under_restricted_rules(name: str, c
     assert driver["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert {"name": "data", "persistentVolumeClaim": {"claimName": "claim"}} in pod["volumes"]
     assert (job["spec"]["backoffLimit"] == 0) == (name == "load")
+    assert ("podFailurePolicy" not in job["spec"]) == (name == "load"), "an ignored pod would be made anew"
+    if name != "load":
+        drained, usage = job["spec"]["podFailurePolicy"]["rules"]
+        assert (drained["action"], drained["onPodConditions"][0]["type"]) == ("Ignore", "DisruptionTarget")
+        assert (usage["action"], usage["onExitCodes"]["values"]) == ("FailJob", [2])
+        assert usage["onExitCodes"]["containerName"] == driver["name"]
+    assert pod["restartPolicy"] == "Never", "without which Kubernetes takes no such policy"
 
 
 def test_the_command_that_a_topics_definition_names_for_its_copy_is_one_that_works(capsys: Any) -> None:

@@ -2,7 +2,7 @@
 
 ``python -m firn_spark.NAME`` and, by spark-submit, ``$(python -m firn_spark script) NAME`` are the same command. Exit
 codes: 0 done; 1 failed, or found what must not be, with one sentence on stderr; 2 wrong usage; 75, of jobs that say so,
-failed by what passes.
+failed by what passes; 130 and 143, ended by SIGINT and SIGTERM before it was done.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from firn.units import duration_ms
 from firn_spark.connection import Connection
 from firn_spark.jobs import kubejob
 from firn_spark.jobs.report import Report, print_table_of
-from firn_spark.session import check_here, session
+from firn_spark.session import LOCAL_MASTER, check_here, check_workers, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +67,7 @@ def parser(name: str, summary: str) -> argparse.ArgumentParser:
         "--timeout", metavar="DURATION", type=_duration, default=DEFAULT_TIMEOUT, help="bounds each request (30s)"
     )  # fmt: skip
     group.add_argument(
-        "--master", metavar="URL", help="where Spark runs; else what spark-submit says, else local[*]"
+        "--master", metavar="URL", help=f"where Spark runs; else what spark-submit says, else {LOCAL_MASTER}"
     )
     group.add_argument(
         "--conf", metavar="KEY=VALUE", action="append", default=[], type=_setting, help="a setting of Spark, repeatable"
@@ -119,7 +119,7 @@ def run(
         print(json.dumps(report.document, ensure_ascii=False, separators=(",", ":")), flush=True)
     else:
         print_table_of(report)
-    return _failed(made.prog, report.failure) if report.failure else 0
+    return _failed(made.prog, report.failure) if report.failure else report.code
 
 
 def _connection(asked: argparse.Namespace) -> Connection:
@@ -145,16 +145,22 @@ def _worked(asked: argparse.Namespace, connection: Connection, work: Callable[[J
 
     before = SparkSession.getActiveSession()
     if before is not None:
-        return work(Job(before, connection, asked))
+        return _done(Job(before, connection, asked), work)
     signal.signal(signal.SIGTERM, _stop)  # so that Spark is stopped, and with it the executors
     logging.getLogger("py4j").setLevel(logging.ERROR)
     title = " ".join(("firn", asked.job, *([asked.topic] if "topic" in asked else [])))
     bar = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     spark = session(title, master=asked.master, conf={**bar, **_quiet(asked), **dict(asked.conf)})
     try:
-        return work(Job(spark, connection, asked))
+        return _done(Job(spark, connection, asked), work)
     finally:
         spark.stop()
+
+
+def _done(job: Job, work: Callable[[Job], Report]) -> Report:
+    if not (job.spark.sparkContext.master or "").startswith("local"):
+        check_workers(job.spark)
+    return work(job)
 
 
 def _quiet(asked: argparse.Namespace) -> dict[str, str]:

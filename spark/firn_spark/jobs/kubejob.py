@@ -9,8 +9,15 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
+from firn_spark.session import LOCAL_MASTER
+
 UID = 10001  # of the image's user
 RETRIES = {"load": 0}  # a load that was begun finds its topic not empty; of the others a second try goes on
+CONTAINER = "driver"
+FAILURES = [  # the first rule that fits: a node that is drained costs no try, and wrong usage stays wrong
+    {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    {"action": "FailJob", "onExitCodes": {"containerName": CONTAINER, "operator": "In", "values": [2]}},
+]
 OPTIONS = ("--print-job", "--image", "--cluster", "--service-account", "--volume")
 
 
@@ -54,10 +61,10 @@ def job_of(asked: argparse.Namespace, arguments: Sequence[str]) -> dict[str, Any
         "FIRN_TOKEN_FILE": "/etc/firn/token/token",
     }
     container = {
-        "name": "driver",
+        "name": CONTAINER,
         "image": asked.image,
         "command": ["python", "-m", f"firn_spark.{asked.job}"],
-        "args": [*_without(arguments), *([] if asked.master else ["--master", "local[*]"])],
+        "args": [*_without(arguments), *([] if asked.master else ["--master", LOCAL_MASTER])],
         "env": [{"name": name, "value": value} for name, value in environment.items()],
         "resources": {"requests": {"cpu": "1", "memory": "2Gi"}, "limits": {"memory": "4Gi"}},
         "securityContext": {
@@ -79,12 +86,16 @@ def job_of(asked: argparse.Namespace, arguments: Sequence[str]) -> dict[str, Any
         "volumes": volumes,
     }  # fmt: skip
     labels = {"app.kubernetes.io/name": "firn-spark", "app.kubernetes.io/component": asked.job}
+    retries = RETRIES.get(asked.job, 3)
+    # With no try left every pod that is lost must count: an ignored one is made anew.
+    policy = {"podFailurePolicy": {"rules": FAILURES}} if retries else {}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": {"generateName": f"firn-{asked.job.replace('_', '-')}-", "labels": labels},
         "spec": {
-            "backoffLimit": RETRIES.get(asked.job, 3),
+            "backoffLimit": retries,
+            **policy,
             "ttlSecondsAfterFinished": 7 * 86_400,
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },

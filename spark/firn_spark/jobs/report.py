@@ -11,13 +11,16 @@ KEYS_SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """``columns`` as ``firn.cli.tables`` takes them; ``failure``: the sentence of a job that did not end well."""
+    """``columns`` as ``firn.cli.tables`` takes them; ``failure``: the sentence of a job that did not end well; ``code``: the
+    exit code without one, not 0 where the job was ended before it was done.
+    """
 
     document: Mapping[str, Any]
     columns: Sequence[tuple[str, str]]
     rows: Sequence[Sequence[object]]
     sentences: Sequence[str] = field(default=())
     failure: str | None = None
+    code: int = 0
 
 
 def print_table_of(report: Report) -> None:
