@@ -20,28 +20,40 @@ NAMESPACE = "shop"
 TOPIC = "flights"
 PORT = 7700
 REQUEST_S = 60.0  # a failover is to be waited for
+MADE_S = 300.0  # until a cluster that was applied is there, on a busy machine
 
 
 class Place:
-    """One BrokerCluster of the topic's name. Credentials lie in a folder of their own until ``close``."""
+    """One BrokerCluster of the topic's name, once the operator has made its administrator's credentials.
+
+    These lie in a folder of their own until ``close``.
+    """
 
     def __init__(self, cluster: BareCluster) -> None:
         self.cluster = cluster
+        secret = cluster.until(self._secret, "the administrator's credentials are there", seconds=MADE_S)
         self._folder = Path(tempfile.mkdtemp(prefix="firn-demo-cluster-"))
-        secret = cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{TOPIC}-admin")
         for name in ("ca.crt", "tls.crt", "tls.key"):
             (self._folder / name).write_bytes(base64.b64decode(secret["data"][name]))
 
     def close(self) -> None:
         shutil.rmtree(self._folder)
 
-    def client(self) -> Client:
+    def _secret(self) -> Any:
+        try:
+            return self.cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/secrets/{TOPIC}-admin")
+        except ApiError as error:
+            if error.reason != "NotFound":
+                raise
+            return None
+
+    def client(self, *, timeout: float = REQUEST_S) -> Client:
         """An administrator at the pods' own addresses, which this machine reaches."""
         names = [f"{TOPIC}-0-{ordinal}" for ordinal in range(3)]
         return Client(
             ",".join(f"{name}.{TOPIC}-0.{NAMESPACE}.svc:{PORT}" for name in names),
             tls_ca=str(self._folder / "ca.crt"), tls_cert=str(self._folder / "tls.crt"),
-            tls_key=str(self._folder / "tls.key"), timeout=REQUEST_S, dial=self._dial,
+            tls_key=str(self._folder / "tls.key"), timeout=timeout, dial=self._dial,
         )  # fmt: skip
 
     async def _dial(self, address: str) -> str:
@@ -57,6 +69,10 @@ class Place:
 
     def _pod(self, name: str) -> Any:
         return self.cluster.api.get(f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
+
+    def wait_ready(self) -> None:
+        """Until the topic says so."""
+        self.cluster.kubectl("wait", "--for=condition=Ready", f"ct/{TOPIC}", "-n", NAMESPACE, "--timeout=5m")
 
     def master(self) -> str:
         """The pod that holds the group's Lease."""

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from firn_node.demo.report import Comparisons, say
 
-GAP_SECONDS_MAX = 10.0  # leaseTtl is 3 s; the rest is for a busy machine
+FIRST_WRITE_SECONDS_MAX = 20.0  # with the images on the nodes
+GAP_SECONDS_MAX = 5.0  # leaseTtl is 3 s
 
 
 @dataclass(slots=True)
@@ -14,6 +15,8 @@ class Report(Comparisons):
     cluster_seconds: float = 0.0
     images_seconds: float = 0.0
     install_seconds: float = 0.0
+    applied_at: float = 0.0  # by the performance counter; the next two count from there
+    first_write_seconds: float = 0.0
     ready_seconds: float = 0.0
     records: int = 0
     produce_seconds: float = 0.0
@@ -30,14 +33,26 @@ class Report(Comparisons):
 
     @property
     def has_failed(self) -> bool:
-        is_short = 0 < self.gap_seconds <= GAP_SECONDS_MAX
-        return bool(self.mismatches) or self.lost != 0 or self.doubled != 0 or not is_short
+        return bool(self.mismatches) or self.lost != 0 or self.doubled != 0 or bool(self.late())
+
+    def late(self) -> list[str]:
+        """What took longer than it may, or was not measured; a sentence each."""
+        bounds = [
+            ("from kubectl apply to the first acknowledged write", self.first_write_seconds, FIRST_WRITE_SECONDS_MAX),
+            ("the gap", self.gap_seconds, GAP_SECONDS_MAX),
+        ]  # fmt: skip
+        return [
+            f"{what}: {found:.2f} s, which is not between 0 and {most:g} s"
+            for what, found, most in bounds
+            if not 0 < found < most
+        ]
 
     def rows(self) -> list[tuple[str, str]]:
         return [
             ("Kubernetes, three nodes", f"{self.cluster_seconds:.1f} s"),
             ("images on every node", f"{self.images_seconds:.1f} s"),
             ("chart installed, operator ready", f"{self.install_seconds:.1f} s"),
+            ("topic applied until its first write", f"{self.first_write_seconds:.1f} s"),
             ("topic applied until it is ready", f"{self.ready_seconds:.1f} s"),
             ("records produced", f"{self.records:,} in {self.produce_seconds:.1f} s"),
             ("master killed", f"{self.killed}, {self.acknowledged_at_kill:,} acknowledged"),
@@ -54,5 +69,5 @@ class Report(Comparisons):
 
     def print(self) -> None:
         self.print_table("firn demo: a master's pod killed under load", self.rows())
-        if not 0 < self.gap_seconds <= GAP_SECONDS_MAX:
-            say(f"the gap is not between 0 and {GAP_SECONDS_MAX:g} s")
+        for sentence in self.late():
+            say(sentence)
