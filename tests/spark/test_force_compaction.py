@@ -55,14 +55,21 @@ def rows_of(connection: Connection, client: Client, topic: str, view: str) -> li
     return found
 
 
-@pytest.mark.parametrize("slice_records", [100, None])
+@pytest.mark.parametrize(("slice_records", "retention"), [(100, "0s"), (None, "24h")])
 def test_spark_and_the_broker_keep_exactly_the_same_records(
-    spark: SparkSession, connection: Connection, client: Client, topic: str, slice_records: int | None
+    spark: SparkSession,
+    connection: Connection,
+    client: Client,
+    topic: str,
+    slice_records: int | None,
+    retention: str,
 ) -> None:
+    chance = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {chance}")
     by_spark, by_broker = f"{topic}-s", f"{topic}-b"
     for name in (by_spark, by_broker):
-        client.create_topic(name, partitions=3, compaction=QUIET)
-    for seed in (5, 6):  # the second time over what the first has left: sparse offsets behind a horizon
+        client.create_topic(name, partitions=3, compaction={**QUIET, "deleteRetention": retention})
+    for seed in (5, chance, 6):  # over what the one before has left: sparse offsets behind a horizon
         for name in (by_spark, by_broker):
             fill(client, name, seed=seed, records=600, keys=40, partitions=3)
             client.put(name, b"large", bytes(10 << 20))
@@ -74,7 +81,8 @@ def test_spark_and_the_broker_keep_exactly_the_same_records(
         left = rows_of(connection, client, by_spark, "compacted")
         assert left == rows_of(connection, client, by_broker, "compacted")
         for part, read, whole, row in zip(left, before, raw, plan["partitions"], strict=True):
-            assert [offset for offset, _, _ in part] == survivors(whole, tombstones_end=row["plan_end"])
+            over = row["plan_end"] if retention == "0s" else 0
+            assert [offset for offset, _, _ in part] == survivors(whole, tombstones_end=over)
             assert (row["state"], row["records_before"], row["records_after"]) == (
                 "done",
                 len(read),
