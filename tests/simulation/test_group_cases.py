@@ -8,11 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from firn_sim.checkers import Violated
 from firn_sim.coordinator import CoordinatorFaults
 from firn_sim.faults import Profile
+from firn_sim.firnlog import FirnLog
 from firn_sim.group import Group
 from firn_sim.network import NetworkFaults
 from firn_sim.node import Options, SimNode
+from firn_sim.replicalog import ReplicaLog
 from firn_sim.stopping import OrderlyStop
 
 from firn.errors import NotEnoughInSync, NotMaster
@@ -25,10 +28,10 @@ CALM = Profile(weights={}, fault_after_change=0.0, drift=0.0, write_every=0.05, 
 TTL = CALM.options.timing.lease_ttl
 
 
-def calm(**changes: Any) -> Group:
+def calm(make_log: type[ReplicaLog] = ReplicaLog, **changes: Any) -> Group:
     """A group that has come up: n0 is master, all are in sync."""
     profile = replace(CALM, **changes)
-    group = Group(1, profile)
+    group = Group(1, profile, make_log=make_log)
     group.nodes[0].start()
     group.begin()
     group.world.run(6.0)
@@ -382,3 +385,47 @@ def test_who_is_named_by_a_switchover_stays_master_while_the_coordinator_answers
     counts = Group(seed, profile).run_faults()
     assert counts.elections > 5
     assert counts.failovers == 0
+
+
+@pytest.mark.parametrize("make_log", [ReplicaLog, FirnLog])
+def test_once_quiet_all_replicas_hold_the_same_map_also_of_what_their_logs_let_go_of(
+    make_log: type[ReplicaLog],
+) -> None:
+    group = calm(make_log)
+    for node in group.nodes:
+        node.release(node.folder.log.durable)
+    assert all(node.folder.compacted and node.folder.log.start > 0 for node in group.nodes)
+    until(group, acknowledges(group), within=2.0)
+    group.check_live()
+    group.nodes[1].folder.compacted[b"deleted"] = b"and back"
+    with pytest.raises(Violated, match="SameView"):
+        group.check_live()
+
+
+def test_a_standby_shows_nobody_less_than_they_were_shown_before() -> None:
+    group = calm()
+    standby = group.nodes[1]
+    assert group.counts.standby_reads > 0
+    isolate(group, standby)
+    until(group, acknowledges(group), within=5.0)
+    group.world.run(group.world.now + 0.2)
+    assert standby.state is not None
+    here = standby.state.dispatched
+    assert here < group.checkers.seen
+    assert standby.read_here(group.checkers.seen) is None
+    group.checkers.shown[0] = here + 1
+    with pytest.raises(Violated, match="ReadFresh"):
+        group.checkers.read_at_standby(standby, 0, here)
+
+
+def test_a_standby_that_shows_what_was_not_committed_is_found_out() -> None:
+    group = calm()
+    group.stop_clients()
+    group.world.run(group.world.now + 1.0)
+    standby, end = group.nodes[1], group.checkers.committed.end
+    group.checkers.read_at_standby(standby, 0, end)
+    log = standby.folder.log
+    log.cut(log.ends[log.ends.index(end) - 1])
+    log.append([log.entry(1, 10**15)])
+    with pytest.raises(Violated, match="CommittedPrefix"):
+        group.checkers.read_at_standby(standby, 0, end)

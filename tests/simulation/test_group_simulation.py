@@ -34,20 +34,31 @@ def test_a_failing_seed_tells_how_to_run_it_again(monkeypatch: pytest.MonkeyPatc
     assert tally.failures[0][1].endswith("replay: make simulate SEED=17 FAULTS=failovers")
 
 
-def trace(seed: int) -> str:
-    """A run in a process of its own, under another seed of Python's string hashes."""
-    program = (
-        "import sys; from firn_sim.group import Group; g = Group(int(sys.argv[1])); g.run(); "
-        "print(g.counts, g.world.happened, g.network.sent, g.checkers.committed, g.coordinator.record.version)"
-    )
+OF_A_GROUP = """
+import sys
+from firn_sim.firnlog import FirnLog
+from firn_sim.group import Group
+from firn_sim.replicalog import ReplicaLog
+from firn_sim.runs import MIXTURES
+make_log = {"ReplicaLog": ReplicaLog, "FirnLog": FirnLog}[sys.argv[3]]
+g = Group(int(sys.argv[1]), draw=MIXTURES[sys.argv[2]], make_log=make_log)
+g.run()
+print(g.counts, g.world.happened, g.network.sent, g.checkers.committed, g.coordinator.record.version)
+"""
+
+
+def trace(hashes: int, program: str, *arguments: str) -> str:
+    """A run in a process of its own, under a seed of Python's string hashes."""
     paths = os.pathsep.join([str(SUPPORT), *filter(None, sys.path)])
-    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": str(seed % 97)}
-    command = [sys.executable, "-c", program, "7"]
+    environment = {**os.environ, "PYTHONPATH": paths, "PYTHONHASHSEED": str(hashes)}
+    command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
-def test_one_seed_is_one_run_whatever_the_string_hashes() -> None:
-    assert trace(1) == trace(2)
+@pytest.mark.parametrize("make_log", ["ReplicaLog", "FirnLog"])
+@pytest.mark.parametrize("mixture", ["all", "failovers"])
+def test_one_seed_is_one_run_whatever_the_string_hashes(mixture: str, make_log: str) -> None:
+    assert trace(1, OF_A_GROUP, "7", mixture, make_log) == trace(2, OF_A_GROUP, "7", mixture, make_log)
 
 
 def test_another_seed_is_another_run() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from firn_sim.coordinator import SimCoordinator
 from firn_sim.node import SimNode
-from firn_sim.replicalog import ReplicaLog
+from firn_sim.replicalog import EPOCH_START, Map, ReplicaLog, apply, record_of
 from firn_sim.world import World
 
 from firn_node.replication import core
@@ -16,6 +16,8 @@ from firn_node.replication import events as ev
 from firn_node.replication.record import GroupRecord, LogId
 from firn_node.replication.rules import Rules
 from firn_node.replication.state import Mastery, State
+
+READERS = 3  # that ask any replica
 
 
 class Violated(AssertionError):
@@ -60,6 +62,7 @@ class Counts:
     committing_epochs: int = 0
     acknowledged: int = 0
     reads: int = 0
+    standby_reads: int = 0
     cuts: int = 0
     durable_cuts: int = 0
     rebuilds: int = 0
@@ -93,11 +96,13 @@ class Checkers:
         self.seen_written = (
             0  # the highest position acknowledged under flush interval, while that is to be kept
         )
+        self.shown = [0] * READERS  # to each reader that asks any replica
         self.is_excused = False
         self.forced_epoch = 0
         self.counts = Counts()
         self.written: dict[int, Promise] = {}  # by ticket
         self._chains: dict[int, int] = {0: 0}  # of all that is committed
+        self._idents: dict[int, int] = {}  # of the committed entry that ends there, in their order
         self._first: dict[tuple[int, int], int] = {}  # (epoch, end): hash of the first log that had it
         self._checked: dict[LogId, int] = {}
         self._epochs_committing: set[int] = set()
@@ -142,7 +147,9 @@ class Checkers:
         )
         self._chains = {end: chain for end, chain in self._chains.items() if end <= kept}
         self.committed = Prefix(kept, self._chains.get(kept, 0))
+        self._idents = {end: ident for end, ident in self._idents.items() if end <= kept}
         self.seen = min(self.seen, kept)
+        self.shown = [min(position, kept) for position in self.shown]
         self.seen_written = 0
         self.promised = Prefix()
 
@@ -207,6 +214,10 @@ class Checkers:
     def committed_chain(self, position: int) -> int:
         return self._chains.get(position, 0)
 
+    def committed_map(self, position: int) -> Map:
+        idents = [ident for end, ident in self._idents.items() if end <= position]
+        return apply({}, [record_of(ident) for ident in idents if ident != EPOCH_START])
+
     def ended(self, node: SimNode) -> None:
         return
 
@@ -219,6 +230,19 @@ class Checkers:
         self.counts.reads += 1
         if position < seen and not self._has_given_up(node):
             self.fail("ReadFresh", f"{node.name} answered a read at {position}, {seen} was known before")
+        self.seen = max(self.seen, position)
+
+    def read_at_standby(self, node: SimNode, reader: int, position: int) -> None:
+        """A client has read at a standby: what is committed, and no less than it was shown before (rule 17)."""
+        self.counts.standby_reads += 1
+        if self._has_given_up(node):
+            return
+        if position < self.shown[reader]:
+            self.fail("ReadFresh", f"{node.name} shows {position} to who was shown {self.shown[reader]}")
+        log = node.folder.log
+        if position > log.base and self._chains.get(position) != log.chain_at(position):
+            self.fail("CommittedPrefix", f"{node.name} shows {position}, where another log is committed")
+        self.shown[reader] = position
         self.seen = max(self.seen, position)
 
     # The invariants.
@@ -259,6 +283,7 @@ class Checkers:
             self.fail("Agreement", f"{node.name} commits {end} without all that was committed before")
         for at in log.ends_between(max(self.committed.end, log.base), end):
             self._chains[at] = log.chain_at(at) or 0
+            self._idents[at] = log.entry_ending_at(at).ident
         self.committed = Prefix(end, chain or 0)
         assert mastery is not None, "only a master commits first"
         if mastery.epoch not in self._epochs_committing:

@@ -9,9 +9,9 @@ import random
 from collections.abc import Sequence
 
 from firn_sim.disk import SimDisk
-from firn_sim.replicalog import Entry, ReplicaLog
+from firn_sim.replicalog import EPOCH_START, Entry, ReplicaLog, record_of
 
-from firn.batch import HEADER_BYTES, Identity, columns_of, encode, parse_header
+from firn.batch import HEADER_BYTES, Identity, columns_of, encode, iterate, parse_header
 from firn_node.filecache import FileCache
 from firn_node.log import CommitLog
 
@@ -24,11 +24,20 @@ def entry_batch(entry: Entry) -> bytes:
     identity = Identity(
         topic_id=8, partition=0, epoch=entry.epoch, producer_id=entry.ident, append_timestamp=1_000
     )
-    return encode(columns_of([b"key-%013d" % entry.ident], [b"value"], 1_000), identity)
+    key, value = record_of(entry.ident)
+    return encode(columns_of([key], [value], 1_000), identity)
+
+
+_SIZES = {
+    ident % 5 == 0: len(entry_batch(Entry(1, ident))) for ident in (1, 5)
+}  # without a value, and with one
 
 
 class FirnLog(ReplicaLog):
-    entry_size = len(entry_batch(Entry(1, 1)))
+    entry_size = _SIZES[False]
+
+    def size_of(self, ident: int) -> int:
+        return _SIZES[ident % 5 == 0]
 
     def __init__(self, start: int = 0, chain: int = 0) -> None:
         super().__init__(start, chain)
@@ -90,3 +99,13 @@ class FirnLog(ReplicaLog):
                 entries.append(Entry(header.epoch, header.producer_id, header.size))
                 at += header.size
         return entries
+
+    def records(self, start: int, end: int) -> list[tuple[bytes, bytes | None]]:
+        """Keys and values as the stored batches have them, read from the log's files."""
+        found: list[tuple[bytes, bytes | None]] = []
+        for _, data in self._log.scan(start, end):
+            for batch in iterate(data):
+                batch.verify()
+                if batch.header.producer_id != EPOCH_START:
+                    found += zip(batch.key_list(), batch.value_list(), strict=True)
+        return found

@@ -11,16 +11,20 @@ are taken out of the group with their disks, another ``minInSync``. With ``FirnL
 above ``SimDisk``, which adds torn and half-written sectors.
 
 Not in it: a disk that forgets what it has synced under its log_id, the last in-sync disk lost, two processes of
-one folder.
+one folder. Nor what the engine makes of the log: "dispatched" is a position that follows the committed one after a
+while; there is no partition index, no compaction, no producer state and no topic. What a log lets go of is kept by key
+(``Folder.compacted``), and a blank replica is given that of all replicas
+(``Checkers.committed_map``) in place of a rebuild.
 
 ``Profile`` says how much of what; every run draws its own from the seed. At the end all faults stop, and the
-group must be whole again: one master, all nodes in sync, logs equal, writes and reads served.
+group must be whole again: one master, all nodes in sync, logs and the maps of keys to values equal, writes and reads
+served.
 """
 
 import random
 from collections.abc import Callable
 
-from firn_sim.checkers import Checkers, Counts, Promise
+from firn_sim.checkers import READERS, Checkers, Counts, Promise, Violated
 from firn_sim.coordinator import SimCoordinator
 from firn_sim.faults import FAULTS_FROM, Faults, Profile, draw_profile
 from firn_sim.network import SimNetwork
@@ -52,6 +56,7 @@ class Group:
         self.coordinator = SimCoordinator(self.world, self._fork(), profile.coordinator)
         self.checkers = Checkers(self.world, self.coordinator, has_interval=profile.options.has_interval)
         self.story: list[str] = []
+        self._readers = random.Random(seed + 1)  # its own: readers change nothing that others draw
         self._tickets = 0
         self._has_clients = True
         self._is_busy = True
@@ -89,7 +94,7 @@ class Group:
         self.run_faults()
         self.faults.end()
         self._settle()
-        self._check_live()
+        self.check_live()
         return self.counts
 
     def run_faults(self) -> Counts:
@@ -152,6 +157,18 @@ class Group:
             for position, seen in node.answered_reads():
                 self.checkers.read(node, position, seen)
             node.read(max(self.checkers.seen, self.checkers.seen_written))
+        self._read_anywhere()
+
+    def _read_anywhere(self) -> None:
+        """Each reader at some replica, where it was not before; some of them have just been told of a write."""
+        checkers, rng = self.checkers, self._readers
+        for reader in range(READERS):
+            if rng.random() < 0.3:
+                checkers.shown[reader] = max(checkers.shown[reader], checkers.seen)
+            node = rng.choice(self.nodes)
+            position = node.read_here(checkers.shown[reader])
+            if position is not None:
+                checkers.read_at_standby(node, reader, position)
 
     def _note_rebuilt(self) -> None:
         for node in self.nodes:
@@ -206,8 +223,8 @@ class Group:
             best.feed(ev.DataLossAccepted("the simulation"))
         return True
 
-    def _check_live(self) -> None:
-        """One master, all in sync, logs equal, clients served, nothing acknowledged missing."""
+    def check_live(self) -> None:
+        """One master, all in sync, logs and maps equal, clients served, nothing acknowledged missing."""
         if self._accept_loss():
             if not any(n.state is not None and n.state.role is not Role.BLANK for n in self.nodes):
                 return
@@ -240,6 +257,18 @@ class Group:
                 self.checkers.committed.end
             ):
                 raise NotLive(f"{node.name} is not equal to {master.name} once quiet")
+        self._check_maps()
+
+    def _check_maps(self) -> None:
+        """SameView: by key, all replicas hold what is committed; read from what their logs and folders hold."""
+        end = self.checkers.committed.end
+        expected = self.checkers.committed_map(end)
+        for node in self.nodes:
+            found = node.map(end)
+            differing = sorted(key for key in expected | found if expected.get(key) != found.get(key))
+            if differing:
+                story = ", ".join(f"{k!r}: {found.get(k)!r}, not {expected.get(k)!r}" for k in differing[:3])
+                raise Violated("SameView", f"{node.name} holds {story}", self.world.now)
 
 
 def simulate(

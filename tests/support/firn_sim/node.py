@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from firn_sim.coordinator import SimCoordinator
 from firn_sim.network import SimNetwork
-from firn_sim.replicalog import EPOCH_START, Entry, ReplicaLog, epoch_starts
+from firn_sim.replicalog import EPOCH_START, Entry, Map, ReplicaLog, apply, epoch_starts
 from firn_sim.world import World
 
 from firn.types import Epoch, Position
@@ -47,6 +47,7 @@ class Folder:
     log_id: LogId
     log: ReplicaLog
     meta: Meta = field(default_factory=Meta)
+    compacted: Map = field(default_factory=dict)  # by key, of what the log has no more
     checkpoint: int = 0  # committed and dispatched up to there, durably
     was_shut_down: bool = False  # the mark of a clean stop
     has_lost_tail: bool = False  # ghost: what was only written may be gone (cleared by a clean meta)
@@ -100,6 +101,10 @@ class Watcher(Protocol):
 
     def committed_chain(self, position: int) -> int:
         """The hash of what is committed before a position."""
+        ...
+
+    def committed_map(self, position: int) -> Map:
+        """By key, what is committed before a position."""
         ...
 
     def ended(self, node: "SimNode") -> None: ...
@@ -389,6 +394,7 @@ class SimNode:
         """What precedes is pulled by key instead: retention removes only what is committed."""
         chain = self.watcher.committed_chain(action.start) if self.watcher is not None else 0
         self.folder.log = self.make_log(start=action.start, chain=chain)
+        self.folder.compacted = self.watcher.committed_map(action.start) if self.watcher is not None else {}
 
     def _start_stream(self, action: ev.StartStream) -> None:
         """None for a standby whose next bytes retention has removed since its Hello: it asks anew."""
@@ -488,10 +494,31 @@ class SimNode:
             self.reads = [read for read in self.reads if state.dispatched < read.barrier]
         return [(state.dispatched, read.seen) for read in done]
 
+    def read_here(self, floor: int) -> int | None:
+        """A read that any replica may answer (rule 17): the position that a standby shows to who was shown ``floor``.
+
+        None: it is not to answer, or has not dispatched so far.
+        """
+        state = self.state
+        if state is None or self.is_paused or state.role is not Role.STANDBY or state.following is None:
+            return None
+        is_behind = state.following.phase is not Phase.FOLLOWING or state.dispatched < floor
+        return None if is_behind else state.dispatched
+
+    def map(self, end: int) -> Map:
+        """By key, everything that is here before a position."""
+        log = self.folder.log
+        return apply(dict(self.folder.compacted), log.records(log.start, end))
+
     def release(self, before: int) -> None:
         if self.state is not None and not self.is_paused:
             held = min((stream.next for stream in self._streams.values()), default=before)
-            self.folder.log.release(min(before, held, self.state.dispatched))
+            log, start = self.folder.log, self.folder.log.start
+            # Read before they go, as a compaction does; by the same bytes, how far they go is known afterwards.
+            records = log.records(start, log.durable)
+            log.release(min(before, held, self.state.dispatched))
+            left = log.records(log.start, log.durable)
+            apply(self.folder.compacted, records[: len(records) - len(left)])
             self.folder.checkpoint = max(self.folder.checkpoint, self.state.dispatched)
             self.feed(ev.Released(Position(self.folder.log.start)))
 

@@ -7,13 +7,30 @@ real commit log above a simulated disk.
 
 import random
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from firn.types import Epoch, Position
 from firn_node.replication.messages import EpochStart, History
 
 EPOCH_START = 0  # the ident of an epoch-start record
+KEYS = 24
+Map = dict[bytes, bytes]  # the value of each key that has one
+
+
+def record_of(ident: int) -> tuple[bytes, bytes | None]:
+    """The record of an entry: few keys, each written and deleted again and again."""
+    return b"key-%02d" % (ident % KEYS), None if ident % 5 == 0 else b"%013d" % ident
+
+
+def apply(found: Map, records: Iterable[tuple[bytes, bytes | None]]) -> Map:
+    """``found``, changed by records in their order."""
+    for key, value in records:
+        if value is None:
+            found.pop(key, None)
+        else:
+            found[key] = value
+    return found
 
 
 class Entry(NamedTuple):
@@ -35,7 +52,10 @@ class ReplicaLog:
         self._chain: dict[int, int] = {start: chain}
 
     def entry(self, epoch: int, ident: int) -> Entry:
-        return Entry(epoch, ident, self.entry_size)
+        return Entry(epoch, ident, self.size_of(ident))
+
+    def size_of(self, ident: int) -> int:
+        return self.entry_size
 
     @property
     def written(self) -> int:
@@ -90,6 +110,10 @@ class ReplicaLog:
     def between(self, start: int, end: int) -> list[Entry]:
         first, last = bisect_left(self.ends, start), bisect_left(self.ends, end)
         return self.entries[first:last]
+
+    def records(self, start: int, end: int) -> list[tuple[bytes, bytes | None]]:
+        """Keys and values of what lies between, epoch starts left out."""
+        return [record_of(entry.ident) for entry in self.between(start, end) if entry.ident != EPOCH_START]
 
     def frame_end(self, start: int, entries_max: int) -> int:
         """Where a frame of at most so many entries from ``start`` on ends."""
