@@ -1,6 +1,7 @@
 import asyncio
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -274,6 +275,18 @@ def test_health_readiness_status_and_metrics() -> None:
             await s.kit.broker.stop()
             assert (await s.ask("GET", "/readyz"))[0] == 503
             await s.kit.broker.start()
+
+    run(main)
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+def test_metrics_show_a_broker_that_was_told_to_listen_insecurely(is_open: bool) -> None:
+    async def main() -> None:
+        broker = StandIn()
+        broker.settings = replace(broker.settings, insecure=is_open)
+        async with served(broker) as s:
+            _, body, _ = await s.ask("GET", "/metrics")
+            assert f"firn_insecure {float(is_open)}" in body.decode().splitlines()
 
     run(main)
 

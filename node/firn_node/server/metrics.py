@@ -49,6 +49,10 @@ class BrokerCollector(Collector):
         context, counts = self._context, self._context.counts
         gauges = {
             "ready": ("Whether the broker takes writes.", int(context.broker.is_ready())),
+            "insecure": (
+                "1 when --insecure lets it listen on any address without TLS and authentication.",
+                int(context.broker.settings.insecure),
+            ),
             "server_connections": ("Open connections.", counts.connections),
             "server_streams": ("Open WebSocket streams.", len(context.streams)),
             "server_in_flight_bytes": (
