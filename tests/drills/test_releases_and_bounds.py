@@ -1,9 +1,12 @@
 """Replicas of another release in a drill, what a drill passes with, and the command's options for both."""
 
 import asyncio
+import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -11,7 +14,7 @@ from typer.testing import CliRunner
 import firn_node
 from firn.cli.main import build
 from firn_node.drills import command
-from firn_node.drills.catalogue import DRILLS
+from firn_node.drills.catalogue import DRILLS, GROWTH_BYTES
 from firn_node.drills.processes import Node, environment_of
 from firn_node.drills.verdict import Drill, Result, Settings, broken_bounds
 
@@ -69,6 +72,47 @@ def test_a_planned_change_passes_only_without_a_failed_write(name: str) -> None:
 def test_a_killed_master_may_cost_writes_their_answer() -> None:
     result = Result("kill-master", 1, elections=1, gap_s=4.0, healthy_s=1.0, failed_writes=2)
     assert broken_bounds(DRILLS["kill-master"].bounds, result, Settings(ttl_s=3.0)) == []
+
+
+class Eater:
+    """A broker that takes some memory whenever one looks at it."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+        self._bytes = 0
+
+    @property
+    def resident_bytes(self) -> int:
+        self._bytes += self._step
+        return self._bytes
+
+
+@pytest.mark.parametrize(("step", "fails"), [(GROWTH_BYTES, False), (GROWTH_BYTES + 1, True)])
+def test_a_broker_that_grows_and_grows_under_random_faults_fails_the_drill(step: int, fails: bool) -> None:
+    failures: list[str] = []
+    stage: Any = SimpleNamespace(
+        nodes=[Eater(0), Eater(step)], seconds=0.0, ttl_s=1.0, chance=random.Random(1),
+        note=lambda event: None, fail=failures.append,
+    )  # fmt: skip
+    asyncio.run(DRILLS["random"].story(stage))
+    assert failures == (["a broker has grown by more than 256 MiB"] if fails else [])
+
+
+def test_a_broker_that_ends_while_one_looks_at_its_memory_has_none(
+    other_release: Path, tmp_path: Path
+) -> None:
+    async def story() -> None:
+        node = Node(tmp_path, 0, 1, ())
+        node.release = str(other_release)
+        await node.start()
+        async with asyncio.timeout(60):
+            while not node.ends:
+                assert node.resident_bytes >= 0
+                await asyncio.sleep(0)
+        assert node.resident_bytes == 0
+        await node.kill()
+
+    asyncio.run(story())
 
 
 @pytest.fixture

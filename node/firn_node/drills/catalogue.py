@@ -16,6 +16,7 @@ from firn_node.drills.stage import Stage
 from firn_node.drills.verdict import Bounds, Drill
 
 BYTES_A_GUEST = 64 << 10  # of a broker's memory, should all of a crowd come to one
+GROWTH_BYTES = 256 << 20  # of a broker's memory under random faults, however many there were
 DRILLS: dict[str, Drill] = {}
 Story = Callable[[Stage], Awaitable[None]]
 
@@ -356,7 +357,12 @@ async def _wrong_clocks(stage: Stage) -> None:
 
 @_drill("random", "23", "one or two random faults at a time, for --seconds", Bounds())
 async def _random(stage: Stage) -> None:
+    began = max(node.resident_bytes for node in stage.nodes)
     await chaos.play(
         stage,
         chaos.plan(stage.chance, seconds=stage.seconds, ttl_s=stage.ttl_s, nodes=len(stage.nodes)),
     )
+    most = max(node.resident_bytes for node in stage.nodes)
+    stage.note(f"a broker has {most >> 20} MiB of memory, at the beginning {began >> 20} MiB")
+    if most > began + GROWTH_BYTES:
+        stage.fail(f"a broker has grown by more than {GROWTH_BYTES >> 20} MiB")

@@ -147,10 +147,13 @@ class Node:
 
     @property
     def resident_bytes(self) -> int:
-        """Memory of its process; 0 when it is down."""
+        """Memory of its process; 0 when it is down, or has ended just now."""
         if self._process is None:
             return 0
-        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        try:
+            pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        except (FileNotFoundError, ProcessLookupError):
+            return 0
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def last_words(self) -> str:
