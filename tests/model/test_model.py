@@ -13,19 +13,19 @@ import pytest
 from firn_model import __main__ as command
 from firn_model import page
 from firn_model.coverage import CLAUSES_OF, ELSEWHERE, NO_CLAUSE, NO_RUN, NO_STEP, STEPS_OF
-from firn_model.runs import DROPPED, HOLDING, LARGE, QUICK, REACHED, RUNS
+from firn_model.runs import DROPPED, HOLDING, LARGE, QUICK, REACHED, RUNS, Bounds
 from firn_model.tlc import MODEL, configuration, read_output
 from firn_sim.mutations import MUTATIONS
 
 from firn_node.replication.events import Event
 from firn_node.replication.rules import Rules
 
-GROUP = (MODEL / "Group.tla").read_text()
+MODULES = {path.stem: path.read_text() for path in MODEL.glob("*.tla")}
 CLAUSES = {run.drop for run in DROPPED}
 
 
-def defined(name: str) -> bool:
-    return re.search(rf"^{name} ==", GROUP, re.MULTILINE) is not None
+def steps_of(module: str) -> set[str]:
+    return set(re.findall(r"^(\w+)(?:\([\w, ]+\))? ==", MODULES[module], re.MULTILINE))
 
 
 def test_every_rule_that_a_test_can_switch_off_has_a_run_without_it_or_a_reason() -> None:
@@ -37,7 +37,7 @@ def test_every_rule_that_a_test_can_switch_off_has_a_run_without_it_or_a_reason(
 def test_every_event_of_the_core_is_a_step_of_the_model_or_has_a_reason() -> None:
     assert {event.__name__ for event in get_args(Event)} == STEPS_OF.keys() | NO_STEP.keys()
     assert not STEPS_OF.keys() & NO_STEP.keys()
-    steps = set(re.findall(r"^(\w+)(?:\([\w, ]+\))? ==", GROUP, re.MULTILINE))
+    steps = set().union(*(steps_of(module) for module in MODULES))
     assert {step for found in STEPS_OF.values() for step in found} <= steps
 
 
@@ -59,18 +59,25 @@ def test_the_simulation_and_the_model_call_a_clause_the_same() -> None:
 
 
 def test_every_clause_that_the_model_can_leave_out_is_left_out_by_a_run() -> None:
-    assert set(re.findall(r'Rule\("(\w+)"\)', GROUP)) == CLAUSES
+    for module, text in MODULES.items():
+        dropped = {run.drop for run in DROPPED if run.module == module}
+        assert set(re.findall(r'Rule\("(\w+)"\)', text)) == dropped, module
     assert len(DROPPED) == len(CLAUSES)
 
 
 def test_every_part_of_the_model_is_switched_on_by_a_run_that_must_hold() -> None:
-    parts = set(re.findall(r'"(\w+)" \\(?:in|notin) With', GROUP))
-    assert parts == {part for run in HOLDING for part in run.bounds.parts}
+    parts = set(re.findall(r'"(\w+)" \\(?:in|notin) With', MODULES["Group"]))
+    assert parts == {part for run in HOLDING if isinstance(run.bounds, Bounds) for part in run.bounds.parts}
+
+
+def test_every_module_of_the_model_has_runs_of_each_kind() -> None:
+    for kind in ("holds", "violated", "reached"):
+        assert {run.module for run in RUNS.values() if run.expected == kind} == MODULES.keys()
 
 
 def test_the_model_defines_what_its_runs_check() -> None:
-    checked = {name for run in RUNS.values() for name in run.invariants}
-    assert [name for name in checked if not defined(name)] == []
+    for run in RUNS.values():
+        assert set(run.invariants) <= steps_of(run.module), run.name
 
 
 def test_the_invariants_of_the_simulation_hold_in_the_model() -> None:
@@ -82,11 +89,12 @@ def test_the_invariants_of_the_simulation_hold_in_the_model() -> None:
 
 
 def test_every_run_gives_each_constant_of_the_model_a_value() -> None:
-    declared = GROUP.split("CONSTANTS", 1)[1].split("VARIABLES", 1)[0]
-    names = set(re.findall(r"\b[A-Z]\w+", re.sub(r"\\\*.*", "", declared)))
-    for run in RUNS.values():
-        given = set(re.findall(r"^  (\w+) =", configuration(run), re.MULTILINE))
-        assert given == names, run.name
+    for module, text in MODULES.items():
+        declared = text.split("CONSTANTS", 1)[1].split("VARIABLES", 1)[0]
+        names = set(re.findall(r"\b[A-Z]\w+", re.sub(r"\\\*.*", "", declared)))
+        for run in (run for run in RUNS.values() if run.module == module):
+            given = set(re.findall(r"^  (\w+) =", configuration(run), re.MULTILINE))
+            assert given == names, run.name
 
 
 def test_the_page_shows_every_clause_that_was_left_out_and_every_state_that_is_reached() -> None:

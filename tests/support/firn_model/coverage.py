@@ -31,7 +31,7 @@ CLAUSES_OF: dict[str, tuple[str, ...]] = {
     "has_read_barrier": ("barrier",),
     "stops_to_resign": ("resignstop",),
     "may_welcome": ("forcedurable",),
-    "cut_point": ("trunc_any", "trunc_history", "trunc_com"),
+    "cut_point": ("trunc_any", "trunc_history", "trunc_com", "behind"),
     "proves_durable": ("synccut",),
     "takes_committed": ("comhandshake",),
 }
@@ -57,6 +57,15 @@ ELSEWHERE: dict[str, str] = {
     "loaded": "core.write_refusal: Mastery.is_loaded",
     "fence": "core.observe_epoch, election.on_fence",
     "judge": "standby._judge_lost_records",
+    "blank": "rebuild.folder.carry_out, install",
+    "streamfirst": "rebuild.standby.Rebuilding: the list is asked for once the log has begun",
+    "ownlog": "rebuild.standby.Rebuilding.holds_dispatch, whole: what upkeep waits for",
+    "ends": "rebuild.source.Source.rows: ``end``; index.restore_end",
+    "joins": "rebuild.source.Source.give: no dirty offset lies before the start that it is asked for",
+    "pin": "rebuild.source.Source: bytes and masks are those of a held view",
+    "startover": "rebuild.pulling.Puller.pull: a folder without a MANIFEST goes",
+    "whole": "rebuild.pulling.Puller: the MANIFEST goes last",
+    "upto": "rebuild.standby.Rebuilding: ``reach``, by Progress.needs",
 }
 
 # Mutations of the simulation without a clause of the same name in the model.
@@ -75,15 +84,15 @@ STEPS_OF: dict[str, tuple[str, ...]] = {
     "TopicsChanged": ("InForce",),
     "SwitchoverAsked": ("Resign",),
     "DataLossAccepted": ("Force",),
+    "Rebuilt": ("Join",),
+    "Released": ("Upkeep",),
 }
 
 # ... and those without one.
 NO_STEP: dict[str, str] = {
     "Arriving": "pace: the model gives a stream all the time that it takes",
-    "Released": "retention is not in the model",
     "Dispatched": "what is committed is dispatched at once: a read that waits for it comes later, as Read may",
     "StateLoaded": "the log is read with the commit of the epoch start; dropped: loaded",
-    "Rebuilt": "rebuild by messages is not in the model",
     "LogDamaged": "a disk that forgets is not in the model; who says so leaves, as by LeaveAsked",
     "LeaveAsked": "Change puts out whom it likes, and who has left takes no further step until it crashes: a node of the "
     "model need not take any",

@@ -5,20 +5,24 @@ must find it (its invariant says that there is none). A run that holds sees all 
 searches sees as many as there is time for; one that walks takes random ways at large bounds.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 Expected = Literal["holds", "searches", "walks", "violated", "reached"]
 
 SAFE = ("Agreement", "OneMaster", "LogMatching", "MasterComplete", "ReadFresh", "CommittedPrefix")
 CORE = (*SAFE, "InSyncComplete", "EnoughInSync", "FencedStay", "FencedFollow")
 FLUSH = (*CORE, "IntervalComplete")
+REBUILT = ("SameView", "NoOffsetTwice")
+WHOLE = (*REBUILT, "NothingMissing", "MasterView")
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """How far a run looks: how often what may happen, and which parts of the rules are in play."""
+    """How far a run of ``Group.tla`` looks: how often what may happen, and which parts of the rules are in play."""
 
+    module: ClassVar[str] = "Group"
     nodes: int = 3
     epochs: int = 2
     records: int = 1
@@ -37,15 +41,64 @@ class Bounds:
             (self.crashes, "crash", "crashes"), (self.losses, "lost disk", "lost disks"),
             (self.forces, "forced election", "forced elections"), (self.moves, "moved volume", "moved volumes"),
         )  # fmt: skip
-        said = [
-            f"{count} {one if count == 1 else many}"
-            for count, one, many in counts
-            if count or one == "record"
-        ]
+        said = _counted(counts)
         said += [f"minInSync {self.min_in_sync}"] if self.min_in_sync > 1 else []
         said += ["flush interval"] if self.interval else []
         said += ["requests in flight"] if self.in_flight else []
         return ", ".join(said) + (f"; with {', '.join(self.parts)}" if self.parts else "")
+
+    @property
+    def constants(self) -> dict[str, str]:
+        """What the module's constants are, as TLC reads them."""
+        return {
+            "Node": _set(("a", "b", "c")[: self.nodes]), "Twin": "Twin", "None": "None",
+            "MaxEpoch": str(self.epochs), "MaxRec": str(self.records), "MaxCrash": str(self.crashes),
+            "MaxLoss": str(self.losses), "MaxForce": str(self.forces), "MaxMove": str(self.moves),
+            "MinInSync": str(self.min_in_sync), "Interval": str(self.interval).upper(),
+            "InFlight": str(self.in_flight).upper(), "With": _set([f'"{part}"' for part in self.parts]),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RebuildBounds:
+    """How far a run of ``Rebuild.tla`` looks. ``sources``: replicas that can be master; ``breaks``: pins that are gone."""
+
+    module: ClassVar[str] = "Rebuild"
+    sources: int = 1
+    rows: int = 2
+    anew: int = 1
+    breaks: int = 0
+    changes: int = 0
+
+    def __str__(self) -> str:
+        counts = (
+            (self.sources, "source", "sources"), (self.rows, "row of 2 keys", "rows of 2 keys"),
+            (self.anew, "rebuild", "rebuilds"), (self.breaks, "lost pin", "lost pins"),
+            (self.changes, "change of master", "changes of master"),
+        )  # fmt: skip
+        return ", ".join(_counted(counts))
+
+    @property
+    def constants(self) -> dict[str, str]:
+        """What the module's constants are, as TLC reads them."""
+        return {
+            "Source": _set(("a", "b")[: self.sources]), "Key": _set(("k", "x")), "MaxRows": str(self.rows),
+            "MaxAnew": str(self.anew), "MaxBreak": str(self.breaks), "MaxChange": str(self.changes),
+        }  # fmt: skip
+
+
+AnyBounds = Bounds | RebuildBounds
+
+
+def _counted(counts: Sequence[tuple[int, str, str]]) -> list[str]:
+    """How many of what, without what there is none of; but "0 records" is said."""
+    return [
+        f"{count} {one if count == 1 else many}" for count, one, many in counts if count or one == "record"
+    ]
+
+
+def _set(names: Sequence[str]) -> str:
+    return "{" + ", ".join(names) + "}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +107,36 @@ class Run:
     says: str
     expected: Expected
     invariants: tuple[str, ...]
-    bounds: Bounds = field(default_factory=Bounds)
+    bounds: AnyBounds = field(default_factory=Bounds)
     drop: str = ""
     rule: str = ""
 
+    @property
+    def module(self) -> str:
+        return self.bounds.module
 
-def _holds(name: str, says: str, bounds: Bounds, invariants: tuple[str, ...] = CORE) -> Run:
+
+def _holds(name: str, says: str, bounds: AnyBounds, invariants: tuple[str, ...] = CORE) -> Run:
     return Run(name, says, "holds", invariants, bounds)
 
 
-def _searches(name: str, says: str, bounds: Bounds, invariants: tuple[str, ...] = CORE) -> Run:
+def _searches(name: str, says: str, bounds: AnyBounds, invariants: tuple[str, ...] = CORE) -> Run:
     return Run(name, says, "searches", invariants, bounds)
 
 
-def _walks(name: str, says: str, bounds: Bounds, invariants: tuple[str, ...] = CORE) -> Run:
+def _walks(name: str, says: str, bounds: AnyBounds, invariants: tuple[str, ...] = CORE) -> Run:
     return Run(name, says, "walks", invariants, bounds)
 
 
-def _drop(rule: str, name: str, says: str, bounds: Bounds, invariants: tuple[str, ...] = SAFE) -> Run:
+def _drop(rule: str, name: str, says: str, bounds: AnyBounds, invariants: tuple[str, ...] = SAFE) -> Run:
     return Run(f"no-{name}", says, "violated", invariants, bounds, name, rule)
 
 
-def _reach(name: str, goal: str, says: str, bounds: Bounds) -> Run:
+def _reach(name: str, goal: str, says: str, bounds: AnyBounds) -> Run:
     return Run(f"reach-{name}", says, "reached", (goal,), bounds)
 
 
-B = Bounds
+B, R = Bounds, RebuildBounds
 READ = ("read", "resign")
 
 DROPPED = (
@@ -135,6 +192,17 @@ DROPPED = (
           B(nodes=2, crashes=1, moves=1, parts=("read",)), CORE),
     _drop("5", "overtaken", "flush interval: an older process of a folder is welcomed after a newer one",
           B(nodes=2, moves=1, interval=True), FLUSH),
+    _drop("rebuild", "behind", "a standby whose place in the log is gone goes on behind the gap", R(), REBUILT),
+    _drop("rebuild, 1", "blank", "a standby that starts anew keeps its compacted log", R(), REBUILT),
+    _drop("rebuild, 2", "streamfirst", "the stream starts after the pull", R(), REBUILT),
+    _drop("rebuild, 2", "ownlog", "a blank standby's log lets go of what it holds", R(), REBUILT),
+    _drop("rebuild, 3", "ends", "next offsets are taken from the records", R(), REBUILT),
+    _drop("rebuild, 4", "joins", "a pin is given whose dirty offsets begin before the standby's log",
+          R(sources=2, changes=1), REBUILT),
+    _drop("rebuild, 4", "pin", "the pull reads what the manifest names at each request", R(), REBUILT),
+    _drop("rebuild, 4", "startover", "a broken pull goes on under a new generation", R(breaks=1), REBUILT),
+    _drop("rebuild, 4", "whole", "a partition counts as whole before all of it is here", R(breaks=1), REBUILT),
+    _drop("rebuild, 5", "upto", "a standby goes on before it has dispatched what the pin spoke of", R(), REBUILT),
 )  # fmt: skip
 
 HOLDING = (
@@ -163,6 +231,10 @@ HOLDING = (
     _walks("walk-interval", "everything at once, flush interval",
            B(epochs=5, records=4, crashes=4, losses=1, moves=1, interval=True,
              parts=("read", "resign", "com", "answers")), FLUSH),
+    _holds("rebuild-3", "rebuild by messages", R(rows=3, breaks=1), WHOLE),
+    _holds("rebuild-change", "... from two masters", R(sources=2, changes=1), WHOLE),
+    _walks("walk-rebuild", "rebuild by messages, over and over",
+           R(sources=2, rows=6, anew=3, breaks=3, changes=3), WHOLE),
 )  # fmt: skip
 
 # Minutes each, or as long as they are given.
@@ -181,6 +253,8 @@ LARGE = (
               B(nodes=2, epochs=3, crashes=1, forces=1, parts=("com", "still"))),
     _searches("large-twin", "a volume moves", B(moves=1, parts=("read",))),
     _searches("large-moved", "... under flush interval", B(nodes=2, moves=1, interval=True), FLUSH),
+    _searches("large-rebuild", "rebuild by messages, from two masters",
+              R(sources=2, rows=3, anew=2, breaks=1, changes=2), WHOLE),
 )  # fmt: skip
 
 REACHED = (
@@ -193,6 +267,10 @@ REACHED = (
            B(nodes=2, moves=1, parts=("read",))),
     _reach("lowered", "NeverAcksAfterLowering", "a write is acknowledged by one replica after minInSync was lowered",
            B(nodes=2, records=2, min_in_sync=2, parts=("read", "min"))),
+    _reach("pinned", "NeverDropsUnderAPin", "a tombstone is dropped while it is pulled", R()),
+    _reach("rebuilt", "NeverServesWhatIsGone", "a rebuilt standby serves what its master's files hold no more", R()),
+    _reach("waits", "NeverWaitsForACompaction", "a pull begins anew at a master that has compacted less",
+           R(sources=2, breaks=1, changes=1)),
 )  # fmt: skip
 
 RUNS = {run.name: run for run in (*HOLDING, *LARGE, *DROPPED, *REACHED)}

@@ -48,14 +48,7 @@ class Found:
 
 def configuration(run: Run) -> str:
     """The bounds and names of a run, as TLC reads them."""
-    bounds = run.bounds
-    values = {
-        "Node": "{" + ", ".join(("a", "b", "c")[: bounds.nodes]) + "}", "Twin": "Twin", "None": "None",
-        "MaxEpoch": bounds.epochs, "MaxRec": bounds.records, "MaxCrash": bounds.crashes,
-        "MaxLoss": bounds.losses, "MaxForce": bounds.forces, "MaxMove": bounds.moves,
-        "MinInSync": bounds.min_in_sync, "Interval": str(bounds.interval).upper(),
-        "InFlight": str(bounds.in_flight).upper(), "With": _names(bounds.parts), "Drop": _names((run.drop,)),
-    }  # fmt: skip
+    values = {**run.bounds.constants, "Drop": f'{{"{run.drop}"}}' if run.drop else "{}"}
     return "\n".join(
         [
             "INIT Init", "NEXT Next", "CHECK_DEADLOCK FALSE", "SYMMETRY Symmetry", "CONSTANTS",
@@ -63,10 +56,6 @@ def configuration(run: Run) -> str:
             *(f"INVARIANT {name}" for name in run.invariants),
         ]
     )  # fmt: skip
-
-
-def _names(names: tuple[str, ...]) -> str:
-    return "{" + ", ".join(f'"{name}"' for name in names if name) + "}"
 
 
 def execute(run: Run, machine: Machine) -> Found:
@@ -83,11 +72,11 @@ def execute(run: Run, machine: Machine) -> Found:
         command = [
             "java", f"-Xmx{machine.heap}", *tuned, "-cp", str(machine.jar.resolve()), "tlc2.TLC",
             "-workers", str(machine.workers), "-nowarning", "-metadir", "states", "-config", "run.cfg",
+            *(["-simulate", f"num={machine.walks}", "-depth", str(WALK_DEPTH)] if is_walk else []), f"{run.module}.tla",
         ]  # fmt: skip
-        command += ["-simulate", f"num={machine.walks}", "-depth", str(WALK_DEPTH)] if is_walk else []
         started = time.monotonic()
         process = subprocess.Popen(
-            [*command, "Group.tla"], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command, cwd=here, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
         try:
             output, _ = process.communicate(
