@@ -233,8 +233,6 @@ HOLDING = (
              parts=("read", "resign", "com", "answers")), FLUSH),
     _holds("rebuild-3", "rebuild by messages", R(rows=3, breaks=1), WHOLE),
     _holds("rebuild-change", "... from two masters", R(sources=2, changes=1), WHOLE),
-    _walks("walk-rebuild", "rebuild by messages, over and over",
-           R(sources=2, rows=6, anew=3, breaks=3, changes=3), WHOLE),
 )  # fmt: skip
 
 # Minutes each, or as long as they are given.
@@ -253,8 +251,6 @@ LARGE = (
               B(nodes=2, epochs=3, crashes=1, forces=1, parts=("com", "still"))),
     _searches("large-twin", "a volume moves", B(moves=1, parts=("read",))),
     _searches("large-moved", "... under flush interval", B(nodes=2, moves=1, interval=True), FLUSH),
-    _searches("large-rebuild", "rebuild by messages, from two masters",
-              R(sources=2, rows=3, anew=2, breaks=1, changes=2), WHOLE),
 )  # fmt: skip
 
 REACHED = (
