@@ -79,7 +79,7 @@ drill-cluster: cluster-parts  ## a master lost 20 times on a real Kubernetes: it
 	@PYTHONPATH=tests/support $(RUN)/python -m cluster_drill cut --rounds $(or $(ROUNDS),20)
 	@PYTHONPATH=tests/support $(RUN)/python -m cluster_drill rest
 
-simulate: setup  ## run the simulated broker group: SEEDS=1000 new seeds, one again: SEED=123; FAULTS=failovers: mostly those
+simulate: setup  ## run the simulated broker group: SEEDS=1000 new seeds, one again: SEED=123; FAULTS=failovers: mostly those; FAULTS=rebuild: a standby
 	@PYTHONPATH=tests/support $(RUN)/python -m firn_sim --faults $(or $(FAULTS),all) \
 		$(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),200))
 

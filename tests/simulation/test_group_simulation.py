@@ -45,6 +45,12 @@ g = Group(int(sys.argv[1]), draw=MIXTURES[sys.argv[2]], make_log=make_log)
 g.run()
 print(g.counts, g.world.happened, g.network.sent, g.checkers.committed, g.coordinator.record.version)
 """
+OF_A_REBUILD = """
+import sys
+from firn_sim.rebuild.group import RebuildGroup
+g = RebuildGroup(int(sys.argv[1]))
+print(g.run(), g.now, g.story)
+"""
 
 
 def trace(hashes: int, program: str, *arguments: str) -> str:
@@ -59,6 +65,10 @@ def trace(hashes: int, program: str, *arguments: str) -> str:
 @pytest.mark.parametrize("mixture", ["all", "failovers"])
 def test_one_seed_is_one_run_whatever_the_string_hashes(mixture: str, make_log: str) -> None:
     assert trace(1, OF_A_GROUP, "7", mixture, make_log) == trace(2, OF_A_GROUP, "7", mixture, make_log)
+
+
+def test_one_seed_is_one_rebuild_whatever_the_string_hashes() -> None:
+    assert trace(1, OF_A_REBUILD, "7") == trace(2, OF_A_REBUILD, "7")
 
 
 def test_another_seed_is_another_run() -> None:

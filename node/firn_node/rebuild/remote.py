@@ -9,6 +9,7 @@ import http.client
 import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from io import BufferedIOBase
 from ssl import SSLContext
 from typing import Any
 from urllib.parse import urlencode
@@ -80,7 +81,7 @@ class Remote:
         )
         return Pinned(str(found["id"]), manifest, int(found["position"]))
 
-    def batches(self, pin: str, segment: int, position: int, size: int) -> http.client.HTTPResponse:
+    def batches(self, pin: str, segment: int, position: int, size: int) -> BufferedIOBase:
         """Bytes of a segment, to be read to their end. *Errors*: SnapshotExpired and those of all calls."""
         return self._ask("GET", f"/pins/{pin}", {"segment": segment, "position": position, "size": size})
 

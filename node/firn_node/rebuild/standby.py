@@ -62,7 +62,7 @@ class Rebuilding:
 
     def __init__(
         self, core: Core, partitions: Partitions, scheduler: Scheduler, group: GroupDriver, host: Host, *,
-        dialling: Dialling, first_position: int,
+        dialling: Dialling, first_position: int, dial: Callable[[Where], Remote] = Remote,
     ) -> None:  # fmt: skip
         self._core = core
         self._partitions = partitions
@@ -71,6 +71,7 @@ class Rebuilding:
         self._host = host
         self._dialling = dialling
         self._first_position = first_position
+        self._dial = dial
         self._data = core.settings.data
         self._queue: deque[tuple[int, int]] = deque()
         self._remotes: set[Remote] = set()
@@ -224,7 +225,7 @@ class Rebuilding:
             await asyncio.sleep(share * min(PAUSE_S * 1.6**failures, PAUSE_MAX_S))
 
     async def _attempt(self, work: Callable[[Remote], None]) -> None:
-        remote = Remote(self._where())
+        remote = self._dial(self._where())
         self._remotes.add(remote)
 
         def run() -> None:

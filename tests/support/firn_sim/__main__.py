@@ -5,8 +5,8 @@ import os
 import sys
 import time
 
-from firn_sim.mutations import MUTATIONS, SEEDS, find
-from firn_sim.runs import MIXTURES, run_seed, run_seeds
+from firn_sim.mutations import MUTATIONS, REBUILD_MUTATIONS, SEEDS, find
+from firn_sim.runs import MIXTURES, REBUILD, run_seed, run_seeds
 
 
 def main() -> int:
@@ -15,7 +15,10 @@ def main() -> int:
     parser.add_argument("--first", type=int, help="the first seed; by default a new one each time")
     parser.add_argument("--seed", type=int, help="replay one")
     parser.add_argument(
-        "--faults", choices=MIXTURES, default="all", help="every kind, or one failover after the other"
+        "--faults",
+        choices=(*MIXTURES, REBUILD),
+        default="all",
+        help="every kind, or one failover after the other; or the rebuild of a standby",
     )
     parser.add_argument("--mutations", action="store_true", help="the table of docs/replication.md")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
@@ -38,7 +41,7 @@ def print_mutations() -> int:
     """A row for each clause left out; 1 when one was not found out."""
     print("| rule | dropped | so that | violated | seeds |\n|---|---|---|---|---|")
     is_missed = False
-    for mutation in MUTATIONS:
+    for mutation in (*MUTATIONS, *REBUILD_MUTATIONS):
         found = find(mutation, SEEDS)
         is_missed = is_missed or found is None
         seeds, name = (found[0], found[1].name) if found is not None else (f"over {SEEDS}", "nothing")

@@ -6,7 +6,8 @@ The fault model:
   sectors (512 B or whole 4 KiB pages, drawn per crash), and the size before, after, or in between
   (zero-filled);
 - a name (create, rename, unlink) is durable after ``sync_folder``; of later ones, ``crash`` keeps a random
-  prefix in their order, as a journal does; ``make_folder`` and ``remove_tree`` are durable on return;
+  prefix in their order, as a journal does; ``make_folder``, ``remove_tree`` and the rename of a folder are durable on
+  return;
 - a failed ``sync`` drops the dirty pages: the bytes are read until ``crash``, yet no later sync writes them;
 - a failed ``pwrite`` leaves a random prefix of its bytes;
 - ``kill`` ends the process alone: what was written stays readable, what was not durable stays not durable.
@@ -215,6 +216,9 @@ class SimDisk:
 
     def rename(self, source: str, target: str) -> None:
         with self.mutex:
+            if source in self._folders:
+                self._rename_folder(source, target)
+                return
             (source_folder, source_name), (folder, name) = self._split(source), self._split(target)
             inode = source_folder.live.get(source_name)
             if inode is None:
@@ -222,6 +226,12 @@ class SimDisk:
             self._change_or_raise("rename", target)
             folder.put(name, inode)
             source_folder.put(source_name, None)
+
+    def _rename_folder(self, source: str, target: str) -> None:
+        """As with ``make_folder``, the names of folders are durable at once."""
+        self._change_or_raise("rename", target)
+        for name in [f for f in self._folders if f == source or f.startswith(f"{source}/")]:
+            self._folders[target + name[len(source) :]] = self._folders.pop(name)
 
     def unlink(self, path: str) -> None:
         with self.mutex:

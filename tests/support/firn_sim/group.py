@@ -13,8 +13,8 @@ above ``SimDisk``, which adds torn and half-written sectors.
 Not in it: a disk that forgets what it has synced under its log_id, the last in-sync disk lost, two processes of
 one folder. Nor what the engine makes of the log: "dispatched" is a position that follows the committed one after a
 while; there is no partition index, no compaction, no producer state and no topic. What a log lets go of is kept by key
-(``Folder.compacted``), and a blank replica is given that of all replicas
-(``Checkers.committed_map``) in place of a rebuild.
+(``Folder.compacted``), and a blank replica is given that of all replicas (``Checkers.committed_map``): the rebuild itself is
+``firn_sim.rebuild``.
 
 ``Profile`` says how much of what; every run draws its own from the seed. At the end all faults stop, and the
 group must be whole again: one master, all nodes in sync, logs and the maps of keys to values equal, writes and reads

@@ -1,7 +1,8 @@
 """One clause of the rules left out at a time: each must end in a violation, or the simulation is too tame.
 
 The names are those of the model's runs. A mutation replaces one small method of ``Rules``, or makes the simulated
-driver break what the core cannot see (a lost disk that keeps its log_id, a folder that forgets the epoch).
+driver break what the core cannot see (a lost disk that keeps its log_id, a folder that forgets the epoch). One of the
+rebuild replaces what the standby asks its master by (``firn_sim.rebuild``).
 ``InSyncComplete``, the core of the argument, mostly shows first: a member of ``in_sync`` that lacks something is one
 election away from the damage.
 """
@@ -9,12 +10,16 @@ election away from the damage.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from firn_sim.checkers import Counts, Violated
 from firn_sim.coordinator import CoordinatorFaults
 from firn_sim.faults import Profile, draw_profile
 from firn_sim.group import Group
 from firn_sim.network import NetworkFaults
+from firn_sim.rebuild.group import Clauses, NotLive, RebuildCounts, simulate_rebuild
+from firn_sim.rebuild.group import Shape as RebuildShape
+from firn_sim.rebuild.remote import GoesOn, KeepsOld, WithoutEnds, WithoutPin
 
 from firn.types import Epoch, Position
 from firn_node.replication.messages import Committed, Header, Hello
@@ -348,18 +353,63 @@ MUTATIONS = (
 )  # fmt: skip
 
 
-def find(mutation: Mutation, seeds: int, first: int = 0) -> tuple[int, Violated] | None:
+@dataclass(frozen=True, slots=True)
+class RebuildMutation:
+    """Of part 4 of the design."""
+
+    name: str  # of the design's model
+    dropped: str
+    clauses: Clauses
+    shape: RebuildShape
+    rule: str = "section 4"
+
+    def in_force(self) -> "RebuildMutation":
+        return replace(self, clauses=Clauses())
+
+
+def _slowly(**changes: Any) -> RebuildShape:
+    """A long pull, of segments that keep their boundaries, so that those of two generations fit."""
+    shape = RebuildShape(
+        strikes=(60, 80), value_bytes=(900,), min_dead_ratio=(1.0,), by_force=(0.5,), request_s=(0.1, 0.6),
+        stray=0.05,
+    )  # fmt: skip
+    return replace(shape, **changes)
+
+
+REBUILD_MUTATIONS = (
+    RebuildMutation("blank", "a standby keeps what it has and pulls the rest", Clauses(KeepsOld),
+                    RebuildShape(away=(12, 20), strikes=(0, 5), value_bytes=(900,), min_dead_ratio=(1.0,),
+                                 by_force=(0.2,), while_away={"write": 2, "compact": 3})),
+    RebuildMutation("streamfirst", "the stream begins once everything is pulled",
+                    Clauses(streams_first=False, checks_gaps=False),
+                    _slowly(while_pulling={"write": 3, "compact": 8, "let_go": 6})),
+    RebuildMutation("bounds", "next offsets are those behind the records that are there", Clauses(WithoutEnds),
+                    RebuildShape(away=(15, 25), strikes=(0, 0), value_bytes=(900,), by_force=(0.8,), stray=0.02,
+                                 while_away={"write": 2, "compact": 3, "let_go": 1})),
+    RebuildMutation("pin", "each segment is pulled as it is by then", Clauses(WithoutPin),
+                    _slowly(while_pulling={"write": 4, "compact": 8})),
+    RebuildMutation("startover", "a pull whose pin broke goes on under another one", Clauses(GoesOn),
+                    RebuildShape(strikes=(30, 50), value_bytes=(900,), by_force=(0.7,),
+                                 while_pulling={"write": 4, "compact": 8, "break_pins": 3})),
+)  # fmt: skip
+
+
+def find(mutation: "Mutation | RebuildMutation", seeds: int, first: int = 0) -> tuple[int, Violated] | None:
     """How many seeds it took to find a violation, and which; None: not within so many."""
     for count in range(1, seeds + 1):
         try:
             run_mutated(mutation, first + count)
         except Violated as violated:
             return count, violated
+        except NotLive:  # of a rebuild: what it lacks was seen, and it starts anew for ever
+            continue
     return None
 
 
-def run_mutated(mutation: Mutation, seed: int) -> Counts:
+def run_mutated(mutation: "Mutation | RebuildMutation", seed: int) -> "Counts | RebuildCounts":
     """One run under the broken rules. *Errors*: Violated, as hoped for."""
+    if isinstance(mutation, RebuildMutation):
+        return simulate_rebuild(seed, mutation.clauses, mutation.shape)
     rng = random.Random(seed)
     profile = draw_profile(rng)
     mutation.shape(profile, rng)
