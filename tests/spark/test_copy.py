@@ -1,5 +1,6 @@
 """A topic copied while it is written to: every key's newest record arrives, whatever stops the copy on its way."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from firn_spark import copy
 from firn_spark.connection import Connection
 from firn_spark.copy import Copied, Following, Wish, report_of
 from firn_spark.jobs import command, topics
-from firn_spark.jobs.copystate import CUT_OVER, CopyState, Lag
+from firn_spark.jobs.copystate import CUT_OVER, LOCK, CopyState, Lag
 from firn_spark.script import firn_job
 
 WAIT_S = 120.0
@@ -244,6 +245,10 @@ def test_a_copy_run_by_spark_submit_and_killed_goes_on_where_it_was(
         finally:
             os.killpg(process.pid, signal.SIGKILL)
     assert any(line.startswith("in step") for line in lines), "".join(lines)
+    with (tmp_path / "c" / LOCK).open() as lock:
+        fcntl.flock(
+            lock, fcntl.LOCK_EX
+        )  # spark-submit is gone; its driver takes as long as the kernel takes with it
     written.write(300, keys=700)
     wish = Wish(source=topic, target=f"{topic}-2", checkpoint=tmp_path / "c", cut_over=True)
     last = _run_until(spark, broker, wish, lambda line: False)
