@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -186,11 +187,18 @@ def test_an_answer_that_is_lost_is_not_taken_for_a_task_that_came(
 def test_a_topic_that_was_made_anew_in_other_groups_does_not_end_the_keeper(
     connection: Connection, planned: Plan, hold: Hold, topic: str
 ) -> None:
-    polls = Polls(busy)
+    both_are_held = threading.Event()
+
+    def active_jobs() -> frozenset[int]:
+        assert both_are_held.wait(60)
+        return busy()
+
+    polls = Polls(active_jobs)
     keeper = hold(polls, renew_s=0)
     assert planned.lease is not None
     hand_over(Lease(topic, f"{planned.lease.id},00", planned.lease.options))
     until(lambda: len(keeper.held) == 2)
+    both_are_held.set()
     until(lambda: keeper.held == [planned.lease.id])
     polls.pass_by()
 

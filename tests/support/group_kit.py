@@ -25,9 +25,15 @@ from firn_node.settings import GroupSettings
 LEASE_TTL_MS = 1500
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """One that stays free while its replica is down."""
-    return free_ports("127.0.0.1", 1)[0]
+    """One that stays free while its replica is down, and before it is up: nobody else is given it."""
+    while (port := free_ports("127.0.0.1", 1)[0]) in _given:
+        pass
+    _given.add(port)
+    return port
 
 
 @dataclass
