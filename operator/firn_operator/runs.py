@@ -149,10 +149,8 @@ class Compactions:
             try:
                 if taken := await self._make(run, state):
                     told = JobState(failure=taken)
-            except (
-                Invalid,
-                Forbidden,
-            ) as error:  # a quota, a webhook, rights: what somebody mends while the run waits
+            except (Invalid, Forbidden) as error:
+                # A quota, a webhook, rights: what somebody mends while the run waits.
                 told = JobState(trouble=f"its objects are refused: {error.message}"[:TROUBLE_MAX])
                 again = WAIT_S
         await self._tell(resource, *followed_spark(run, plan, told, self._time()))

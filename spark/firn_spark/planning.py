@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 from firn.client.cursor import Cursor
 from firn.client.feed import Source, read_page
 from firn.client.routes import Target
+from firn.client.snapshot import Snapshot
 from firn.client.transport import path_of
 from firn.errors import (
     BadOffset,
@@ -29,7 +29,6 @@ from firn_spark.fetch import Link, Range
 from firn_spark.filters import Span, Wanted
 from firn_spark.options import EARLIEST, LATEST, Position, Positions, ReadOptions
 
-Document = dict[str, Any]
 AT_ONCE = 32  # partitions asked for their bounds
 US_OF_MS = 1000
 
@@ -75,13 +74,14 @@ async def _plan(link: Link, options: ReadOptions, wanted: Wanted) -> Plan:
     if options.snapshot is not None:
         found = await _renewed(target, options.topic, options.snapshot)
         return await _planned(target, options, wanted, chosen, found)
-    found = await _opened(target, options.topic)
+    found = await Snapshot.open(options.topic, target)
     try:
         planned = await _planned(target, options, wanted, chosen, found)
     except BaseException:
-        await _close(target, options.topic, found)
+        with suppress(FirnError):  # what cannot be given back ends by itself
+            await found.close()
         raise
-    return replace(planned, lease=Lease(options.topic, _id(found), options.connection.options()))
+    return replace(planned, lease=Lease(options.topic, found.id, options.connection.options()))
 
 
 async def _planned(
@@ -89,14 +89,11 @@ async def _planned(
     options: ReadOptions,
     wanted: Wanted,
     chosen: Sequence[int],
-    pinned: Sequence[Document] | None,
+    pinned: Snapshot | None,
 ) -> Plan:
-    """The tasks. ``pinned``: the snapshot's documents, of the compacted view."""
-    snapshot, ends = None, None
-    if pinned is not None:
-        snapshot = _id(pinned)
-        ends = {int(p): int(row["end"]) for document in pinned for p, row in document["partitions"].items()}
-    ranges = await _ranges(target, options, wanted, chosen, ends)
+    """The tasks. ``pinned``: the snapshot of the compacted view that they read."""
+    ranges = await _ranges(target, options, wanted, chosen, None if pinned is None else pinned.ends)
+    snapshot = None if pinned is None else pinned.id
     ranges = [replace(found, snapshot=snapshot) for found in ranges if found.start < found.end]
     if options.bytes_per_task is not None:
         sizes = await _sizes(target, options)
@@ -112,33 +109,8 @@ def check_partitions(options: ReadOptions, partitions: int) -> None:
             raise UnknownPartition(f"{options.topic}: partition {max(positions)}: the topic has {partitions}")
 
 
-def _id(pinned: Sequence[Document]) -> str:
-    return ",".join(str(document["id"]) for document in pinned)
-
-
-async def _opened(target: Target, topic: str) -> list[Document]:
-    """A snapshot of each broker group's part: of all of them, or of none."""
-    path = path_of("topics", topic, "snapshots")
-    asked = [way.request("POST", path) for way in target.transports]
-    answers = await asyncio.gather(*asked, return_exceptions=True)
-    found = [None if isinstance(answer, BaseException) else answer.document() for answer in answers]
-    for answer in answers:
-        if isinstance(answer, BaseException):
-            await _close(target, topic, found)
-            raise answer
-    return [document for document in found if document is not None]
-
-
-async def _close(target: Target, topic: str, pinned: Sequence[Document | None]) -> None:
-    """Give back what was opened; what cannot be given back ends by itself."""
-    for way, document in zip(target.transports, pinned, strict=True):
-        if document is not None:
-            with suppress(FirnError):
-                await way.request("DELETE", path_of("topics", topic, "snapshots", str(document["id"])))
-
-
-async def _renewed(target: Target, topic: str, snapshot: str) -> list[Document]:
-    """What a snapshot holds. Errors: SnapshotExpired; Invalid for one of another number of broker groups."""
+async def _renewed(target: Target, topic: str, snapshot: str) -> Snapshot:
+    """The one that somebody else has opened. Errors: SnapshotExpired; Invalid for one of another number of broker groups."""
     ids = snapshot.split(",")
     if len(ids) != len(target.transports):
         raise Invalid(f"snapshot {snapshot!r} names {len(ids)} parts, the topic has {len(target.transports)}")
@@ -149,7 +121,9 @@ async def _renewed(target: Target, topic: str, snapshot: str) -> list[Document]:
         )
     except NotFound as error:
         raise SnapshotExpired(f"snapshot {snapshot} of {topic}: {error.message}") from None
-    return [answer.document() for answer in answers]
+    return Snapshot(
+        topic, [(way, answer.document()) for way, answer in zip(target.transports, answers, strict=True)]
+    )
 
 
 async def _ranges(

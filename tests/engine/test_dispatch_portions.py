@@ -1,11 +1,11 @@
 """Dispatch of much that was written: in portions, between which the event loop serves others, and all of it."""
 
 import asyncio
+import contextlib
 import threading
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from firn_node.disk import File, Mode, RealDisk
 from firn_node.engine.broker import Broker
@@ -89,27 +89,35 @@ class _GatedFile:
         return getattr(self._file, name)
 
 
-@pytest.mark.parametrize("pause", [0.2])
-def test_what_is_written_during_a_sync_is_synced_though_its_interval_ends_before_that(
-    tmp_path: Path, pause: float
-) -> None:
-    async def main() -> None:
-        disk = _GatedDisk(tmp_path)
-        broker = Broker(settings(tmp_path, flush_interval_ms=20), disk=disk)
-        await broker.start()
-        kit = Kit(broker)
-        await kit.create("t", **INTERVAL)
-        disk.gate.clear()
-        await kit.put("t", [(b"a", b"1")])
-        while not disk.is_waiting.is_set():
-            await asyncio.sleep(0.005)
-        await kit.put("t", [(b"b", b"2")])
-        await asyncio.sleep(pause)  # its interval ends, most likely
+@contextlib.asynccontextmanager
+async def _during_a_sync(folder: Path) -> AsyncIterator[Kit]:
+    """A broker whose sync of a first record waits at the gate. At the end it passes, and all of two records is dispatched
+    though nobody asks for it and nothing comes behind it.
+    """
+    disk = _GatedDisk(folder)
+    broker = Broker(settings(folder, flush_interval_ms=20), disk=disk)
+    await broker.start()
+    kit = Kit(broker)
+    await kit.create("t", **INTERVAL)
+    disk.gate.clear()
+    await kit.put("t", [(b"a", b"1")])
+    while not disk.is_waiting.is_set():
+        await asyncio.sleep(0.005)
+    try:
+        yield kit
+    finally:
         disk.gate.set()
-        partition = broker.partitions.get(broker.topic("t"), 0)
-        while partition.dispatched_end < 2:  # nobody asks for it
-            await asyncio.sleep(0.005)
-        await broker.stop()
+    partition = broker.partitions.get(broker.topic("t"), 0)
+    while partition.dispatched_end < 2:
+        await asyncio.sleep(0.005)
+    await broker.stop()
+
+
+def test_what_is_written_during_a_sync_is_synced_though_its_interval_ends_before_that(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with _during_a_sync(tmp_path) as kit:
+            await kit.put("t", [(b"b", b"2")])
+            await asyncio.sleep(0.2)  # its interval ends, most likely
 
     run(main(), seconds=60)
 
@@ -118,20 +126,7 @@ def test_what_is_too_much_to_wait_for_its_interval_is_synced_though_a_sync_is_un
     tmp_path: Path,
 ) -> None:
     async def main() -> None:
-        disk = _GatedDisk(tmp_path)
-        broker = Broker(settings(tmp_path, flush_interval_ms=20), disk=disk)
-        await broker.start()
-        kit = Kit(broker)
-        await kit.create("t", **INTERVAL)
-        disk.gate.clear()
-        await kit.put("t", [(b"a", b"1")])
-        while not disk.is_waiting.is_set():
-            await asyncio.sleep(0.005)
-        await kit.put("t", [(b"b", bytes(UNSYNCED_BYTES_MAX + 1))])
-        disk.gate.set()
-        partition = broker.partitions.get(broker.topic("t"), 0)
-        while partition.dispatched_end < 2:  # nobody asks for it, and nothing comes behind it
-            await asyncio.sleep(0.005)
-        await broker.stop()
+        async with _during_a_sync(tmp_path) as kit:
+            await kit.put("t", [(b"b", bytes(UNSYNCED_BYTES_MAX + 1))])
 
     run(main(), seconds=60)

@@ -4,51 +4,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from snapshot_kit import Brokers, Group
 
 from firn.errors import BadOffset, Unavailable
 from firn_spark.filters import Wanted
 from firn_spark.options import read_options
 from firn_spark.planning import _plan
-
-
-class Answer:
-    def __init__(self, found: dict[str, Any]) -> None:
-        self._found = found
-
-    def document(self) -> dict[str, Any]:
-        return self._found
-
-
-class Group:
-    """A broker group of one partition that holds snapshots."""
-
-    def __init__(self, partition: int, *, is_away: bool = False) -> None:
-        self.partition = partition
-        self.is_away = is_away
-        self.held: set[str] = set()
-
-    async def request(self, method: str, path: str) -> Answer:
-        if self.is_away:
-            raise Unavailable("nobody answers")
-        if method == "DELETE":
-            self.held.remove(path.rpartition("/")[2])
-            return Answer({})
-        id = f"s{self.partition}"
-        self.held.add(id)
-        return Answer({"id": id, "partitions": {str(self.partition): {"end": 5}}})
-
-
-class Brokers:
-    """A link, and the topic that it finds."""
-
-    topic_id = 7
-
-    def __init__(self, *transports: Group) -> None:
-        self.transports = transports
-        self.partitions = len(transports)
-
-    async def target(self, topic: str) -> "Brokers":
-        return self
 
 
 def planned(brokers: Brokers, **options: str) -> Any:

@@ -63,19 +63,18 @@ class Snapshot:
             await transport.request("PUT", path_of("topics", self.topic, "snapshots", id))
 
     async def close(self) -> None:
-        """Let the broker drop what the snapshot pins."""
+        """Let the brokers drop what the snapshot pins; one that does not answer keeps no other from it."""
         if self._is_closed:
             return
         self._is_closed = True
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.gather(self._renewing, return_exceptions=True)
-        for transport, id in zip(self._transports, self.ids, strict=True):
-            try:
-                await transport.request("DELETE", path_of("topics", self.topic, "snapshots", id))
-            except FirnError as error:
-                if not isinstance(error, SnapshotExpired) and error.status != 404:
-                    raise
+        ways = zip(self._transports, self.ids, strict=True)
+        asked = (way.request("DELETE", path_of("topics", self.topic, "snapshots", id)) for way, id in ways)
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, BaseException) and not _is_gone(answer):
+                raise answer
 
     async def _renew_for_ever(self) -> None:
         while True:
@@ -93,3 +92,7 @@ class Snapshot:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+def _is_gone(error: BaseException) -> bool:
+    return isinstance(error, SnapshotExpired) or (isinstance(error, FirnError) and error.status == 404)

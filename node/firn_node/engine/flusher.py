@@ -56,9 +56,8 @@ class Flusher(DispatchWaits):
         if durabilities:
             if sync or log.written_end - log.durable_end > UNSYNCED_BYTES_MAX:
                 self._hurry()
-            if (
-                not sync and self._timer is None
-            ):  # hurried or not: a sync that is under way may have begun before
+            # Hurried or not: a sync that is under way may have begun before.
+            if not sync and self._timer is None:
                 self._timer = self._loop.call_later(
                     self._core.settings.flush_interval_ms / 1000, self._interval_over
                 )

@@ -4,6 +4,8 @@ What no node knows is kept here: the longest log ever committed (``committed``),
 under ``flush: interval`` (``promised``), the highest position acknowledged to or read by a client (``seen``).
 """
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from firn_sim.coordinator import SimCoordinator
@@ -27,6 +29,18 @@ class Violated(AssertionError):
         super().__init__(f"{name} violated at {at:.3f} s: {story}")
         self.name = name
         self.story = story
+
+
+@contextlib.contextmanager
+def telling(story: Sequence[str], seed: int) -> Iterator[None]:
+    """What is raised within has the last lines of the story, as it is then, as its notes."""
+    try:
+        yield
+    except Exception as error:
+        for line in story[-30:]:
+            error.add_note(line)
+        error.add_note(f"seed {seed}")
+        raise
 
 
 @dataclass(slots=True)

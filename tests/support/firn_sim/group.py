@@ -24,7 +24,7 @@ served.
 import random
 from collections.abc import Callable
 
-from firn_sim.checkers import READERS, Checkers, Counts, Promise, Violated
+from firn_sim.checkers import READERS, Checkers, Counts, Promise, Violated, telling
 from firn_sim.coordinator import SimCoordinator
 from firn_sim.faults import FAULTS_FROM, Faults, Profile, draw_profile
 from firn_sim.network import SimNetwork
@@ -277,10 +277,5 @@ def simulate(
 ) -> Counts:  # fmt: skip
     """One run. *Errors*: Violated or NotLive, with the story of its faults as notes."""
     group = Group(seed, draw=draw, make_log=make_log)
-    try:
+    with telling(group.story, seed):
         return group.run()
-    except Exception as error:
-        for line in group.story[-30:]:
-            error.add_note(line)
-        error.add_note(f"seed {seed}")
-        raise

@@ -27,7 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-from firn_sim.checkers import Violated
+from firn_sim.checkers import Violated, telling
 from firn_sim.rebuild.node import Cluster, Node, Unchecked
 from firn_sim.rebuild.remote import Faults, SimRemote, given_up
 from firn_sim.turns import Died, SimLoop, current_turn
@@ -472,10 +472,5 @@ def _short(value: bytes | None) -> str:
 def simulate_rebuild(seed: int, clauses: Clauses = Clauses(), shape: Shape = Shape()) -> RebuildCounts:
     """One run. *Errors*: Violated or NotLive, with the story of its faults as notes."""
     group = RebuildGroup(seed, clauses, shape)
-    try:
+    with telling(group.story, seed):
         return group.run()
-    except Exception as error:
-        for line in group.story[-30:]:
-            error.add_note(line)
-        error.add_note(f"seed {seed}")
-        raise
