@@ -16,7 +16,14 @@ from kube_kit import FakeKubernetes, configuration_of
 
 from firn.crc import crc32c
 from firn.types import Epoch
-from firn_node.coordinator import Coordinator, MemoryCoordinator, Reading, Records, SqliteCoordinator
+from firn_node.coordinator import (
+    Coordinator,
+    MemoryCoordinator,
+    Reading,
+    Records,
+    SqliteCoordinator,
+    Unreachable,
+)
 from firn_node.coordinator.kubernetes import RECORD, KubernetesCoordinator
 from firn_node.kubernetes.api import Api, Denied, KubernetesApi, NoAnswer, Object
 from firn_node.replication.record import GroupId, GroupRecord, Incarnation, LogId, Master, Member
@@ -123,7 +130,7 @@ class SqliteSite(_Ready):
     async def losing_an_answer(self) -> AsyncIterator[Coordinator]:
         """The handle gives up hope while its thread still waits for the file, which it gets in the end."""
         handle = SqliteCoordinator(self.path, busy_s=20.0, answer_s=0.2)
-        await handle.read(GROUP)
+        await until_read(handle)
         with locked(self.path):
             yield handle
         patient = self.handle()
@@ -133,7 +140,7 @@ class SqliteSite(_Ready):
 
 NAMESPACE = "shop"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases"
-LEASE_TTL_S = 8.0
+LEASE_TTL_S = 60.0  # long: an answer counts for nothing after a quarter of it
 _GROUPS = ("0", "1", "2", "ä/1")
 
 
@@ -275,3 +282,11 @@ def locked(path: Path):
 async def next_of(watch, seconds: float = 20.0) -> Reading:
     async with asyncio.timeout(seconds):
         return await anext(watch)
+
+
+async def until_read(handle: Coordinator) -> Reading:
+    """What a handle of little patience reads once its store has answered; then nothing of its own is under way."""
+    async with asyncio.timeout(60):
+        while isinstance(found := await handle.read(GROUP), Unreachable):
+            pass
+    return found
