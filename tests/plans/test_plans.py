@@ -202,7 +202,7 @@ def test_an_equal_upload_may_be_repeated_and_another_one_is_refused(tmp_path):
 
 def test_a_statement_about_a_dropped_plan_is_refused_and_leaves_no_file(tmp_path):
     async def go():
-        async with running(tmp_path, plan_ttl_ms=50) as kit:
+        async with running(tmp_path) as kit:
             await filled(kit)
             plan = await open_plan(kit)
             part = plan["partitions"][0]
@@ -217,6 +217,7 @@ def test_a_statement_about_a_dropped_plan_is_refused_and_leaves_no_file(tmp_path
                 await upload(kit, plan, part, 0, data)
             with pytest.raises(UnknownPlan):
                 kit.broker.touch_plan("t", "0" * 16, None)
+        async with running(tmp_path, plan_ttl_ms=50) as kit:
             await open_plan(kit)
             while kit.broker.plan("t")["state"] == "open":
                 await asyncio.sleep(0.02)
