@@ -285,7 +285,7 @@ class Group:
                 return node
         return None
 
-    async def until(self, holds: Callable[[], object], what: str, seconds: float = 10.0) -> None:
+    async def until(self, holds: Callable[[], object], what: str, seconds: float = 60.0) -> None:
         """Return once something holds; the test fails when it never does."""
         end = asyncio.get_running_loop().time() + seconds
         while not holds():
@@ -317,7 +317,7 @@ class Group:
 
     async def write(self, count: int = 1, **options: Any) -> None:
         """Write at the master of the moment, over and over, until ``count`` more are acknowledged."""
-        end = asyncio.get_running_loop().time() + 10
+        end = asyncio.get_running_loop().time() + 60
         done = 0
         while done < count:
             assert asyncio.get_running_loop().time() < end, "writes are not acknowledged"
