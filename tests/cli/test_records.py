@@ -154,7 +154,7 @@ def test_a_reader_that_closes_the_pipe_hears_no_complaint(
     with Running("consume", topic, address=broker.address) as running:
         assert json.loads(running.line())["offset"] == 0
         running.close_stdout()
-        assert running.process.wait(20) == 0
+        assert running.process.wait(60) == 0
         assert running.process.stderr is not None
         assert running.process.stderr.read() == b""
 

@@ -3,6 +3,7 @@
 import asyncio
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -64,7 +65,14 @@ def test_an_interrupt_ends_a_call_and_the_client_goes_on(nobody: str) -> None:
     with blocking.Client(nobody, timeout=600) as client:
         main = threading.main_thread().ident
         assert main is not None
-        interrupt = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
+
+        def interrupt_who_waits() -> None:
+            while sys._current_frames()[main].f_code is not blocking._Call.result.__code__:
+                time.sleep(0.01)
+            time.sleep(0.1)  # it has come from the first line of that to the one that waits
+            signal.pthread_kill(main, signal.SIGINT)
+
+        interrupt = threading.Thread(target=interrupt_who_waits)
         interrupt.start()
         with pytest.raises(KeyboardInterrupt):
             client.describe("t")

@@ -22,7 +22,7 @@ async def served(serve: Serve) -> AsyncIterator[tuple[PageSockets, str]]:
     server = await asyncio.start_server(one, "127.0.0.1", 0)
     sockets = PageSockets({"Authorization": "Bearer t"}, connect_seconds=5)
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             yield sockets, f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
     finally:
         sockets.close()

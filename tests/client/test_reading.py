@@ -19,7 +19,7 @@ def with_broker(work: Callable[[FakeBroker, Client], Awaitable[None]], **setting
     async def main() -> None:
         async with fake_broker() as (broker, address):
             broker.create("t")
-            async with asyncio.timeout(20), Client(address, **settings) as client:
+            async with asyncio.timeout(60), Client(address, **settings) as client:
                 await work(broker, client)
 
     asyncio.run(main())

@@ -82,7 +82,7 @@ def test_a_connection_that_is_reset_while_sending_ends_the_request_as_unavailabl
         assert left is not None  # more than fits into the sockets
         peer.transport.abort()
         with pytest.raises(Unavailable):
-            await asyncio.wait_for(left, 10)
+            await asyncio.wait_for(left, 60)
         assert [type(found) for found in heard] == [Unavailable]
         assert not stream.is_open
         with pytest.raises(Unavailable):
@@ -106,7 +106,7 @@ def test_a_message_whose_sender_was_cancelled_leaves_whole_and_in_its_turn() -> 
         second.cancel()
         await asyncio.gather(first, second, return_exceptions=True)
         peer.transport.resume_reading()
-        found = [await asyncio.wait_for(peer.messages.get(), 10) for _ in range(2)]
+        found = [await asyncio.wait_for(peer.messages.get(), 60) for _ in range(2)]
         assert [bytes(message.data) for message in found] == [large, b"small"]
         await stream.close()
         server.close()

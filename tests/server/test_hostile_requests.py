@@ -33,7 +33,7 @@ class Runner:
 
     def run(self, work: Any) -> Any:
         async def bounded() -> Any:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 return await work
 
         return self._runner.run(bounded())

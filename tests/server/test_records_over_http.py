@@ -196,6 +196,14 @@ def test_produce_waits_for_room_and_is_refused_in_time() -> None:
             status, found, headers = await s.ask("PUT", "/v1/topics/t/records/b", data=bytes(200))
             assert (status, found["error"], found["retry"]) == (503, "limit_exceeded", True)
             assert headers["Retry-After"] == "1"
+            broker.hold.set()
+            assert (await first)[0] == 200
+            assert s.context.in_flight.used == 0
+        broker.hold = asyncio.Event()
+        async with served(broker, ServerSettings(budget_wait_seconds=60)) as s:
+            first = asyncio.create_task(s.ask("PUT", "/v1/topics/t/records/a", data=bytes(900)))
+            while s.context.in_flight.used != 900:
+                await asyncio.sleep(0.01)
             later = asyncio.create_task(s.ask("PUT", "/v1/topics/t/records/b", data=bytes(200)))
             await asyncio.sleep(0.05)
             broker.hold.set()

@@ -304,7 +304,13 @@ def test_a_broker_that_does_not_answer_is_asked_once_for_all_that_it_holds(
 def test_a_broker_that_does_not_answer_keeps_the_leases_of_others_not_waiting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    keeper = Keeper(busy, poll_s=0.005, renew_s=0)
+    all_are_held = threading.Event()
+
+    def active_jobs() -> frozenset[int]:
+        assert all_are_held.wait(60)
+        return busy()
+
+    keeper = Keeper(active_jobs, poll_s=0.005, renew_s=0)
     monkeypatch.setenv(ENVIRONMENT, keeper.environment[ENVIRONMENT])
     with ExitStack() as stack:
         brokers = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
@@ -312,6 +318,8 @@ def test_a_broker_that_does_not_answer_keeps_the_leases_of_others_not_waiting(
             broker.settimeout(60)
             bootstrap = f"127.0.0.1:{broker.getsockname()[1]}"
             hand_over(Lease("t", str(number), {"bootstrap": bootstrap, "timeout": "600"}))
+        until(lambda: len(keeper.held) == 3)
+        all_are_held.set()
         # None is answered before all are asked.
         asked = [stack.enter_context(broker.accept()[0]) for broker in brokers]
         for connection in asked:
