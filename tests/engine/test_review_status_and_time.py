@@ -30,11 +30,10 @@ async def row(kit: Kit, number: int = 0) -> dict[str, object]:
 
 
 async def until(condition: object, what: str) -> None:
-    for _ in range(400):
-        if condition():  # type: ignore[operator]
-            return
+    end = asyncio.get_running_loop().time() + 60
+    while not condition():  # type: ignore[operator]
+        assert asyncio.get_running_loop().time() < end, f"never happened: {what}"
         await asyncio.sleep(0.02)
-    pytest.fail(f"never happened: {what}")
 
 
 FIGURES = (
@@ -97,10 +96,17 @@ def test_raw_bytes_stay_right_while_the_log_expires(tmp_path, monkeypatch, porti
                 if n % 3 == 2:
                     await kit.broker.checkpoint()
                     await kit.broker.parts.upkeep.retain()
-                starts.add(kit.broker.core.log.start)
-                entries = kit.broker.core.index.scan(topic_id, 0, 0, limit=100_000)
-                for _ in range(30):  # bounded portions a call
-                    shown = (await row(kit))["raw_bytes"]
+                start = -1
+                while start != kit.broker.core.log.start:  # housekeeping retains in a thread of its own
+                    start = kit.broker.core.log.start
+                    entries = [
+                        entry
+                        for entry in kit.broker.core.index.scan(topic_id, 0, 0, limit=100_000)
+                        if entry.position >= start
+                    ]
+                    for _ in range(30):  # bounded portions a call
+                        shown = (await row(kit))["raw_bytes"]
+                starts.add(start)
                 assert shown == sum(entry.size for entry in entries)
             assert len(starts) > 1, "nothing expired: the test looks at nothing"
 
@@ -156,18 +162,17 @@ def test_an_idle_topic_is_compacted_by_age_its_tombstones_go_and_then_nothing_mo
         clock = SimClock()
         kit = await started(tmp_path, clock, compaction_check_ms=5, reclaim_age_ms=100 * 3_600_000)
         try:
-            await kit.create(
+            topic_id = await kit.create(
                 compaction={"maxSegmentAge": "1h", "deleteRetention": "24h", "minDirtyRatio": 0.5}
             )
             await kit.put("t", [(b"k%d" % (i % 10), b"v" * 50) for i in range(100)])
             await kit.put("t", [(b"k3", None)])
             await asyncio.sleep(0.1)
             assert (await row(kit))["horizon"] == 0
+            state = kit.broker.partitions.state_of(topic_id, 0)
             clock.advance(1.1 * HOUR)
-            await until(
-                lambda: kit.broker.status()["topics"][0]["partitions"][0]["horizon"] == 101,
-                "compaction by age",
-            )
+            # The manifest has its horizon a moment before the end, from which the next compaction is spaced.
+            await until(lambda: state.horizon == 101, "compaction by age")
             assert len(await kit.read("t")) == 10
             clock.advance(25 * HOUR)
             await until(
@@ -175,7 +180,7 @@ def test_an_idle_topic_is_compacted_by_age_its_tombstones_go_and_then_nothing_mo
                 "the tombstone goes",
             )
             clock.advance(200 * HOUR)
-            await asyncio.sleep(0.1)
+            await until(lambda: state.oldest_masked_ms == -1, "the tombstone's row goes")
             done = kit.broker.metrics["compactions_done"]
             for _ in range(10):
                 clock.advance(60)
