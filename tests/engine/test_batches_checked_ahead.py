@@ -2,6 +2,7 @@
 
 import os
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -171,8 +172,13 @@ def test_checks_beyond_the_limit_are_not_made_and_what_waits_can_be_dropped() ->
     begun.clear()
     ahead.ask(held)
     assert begun.wait(PATIENCE_S)
-    ahead.ask(lambda: made.append(-1))
-    threading.Timer(0.05, gate.set).start()
+
+    def dropped() -> None:
+        made.append(-1)
+
+    weakref.finalize(dropped, gate.set)  # nobody knows of it any more: what was waiting is let go of
+    ahead.ask(dropped)
+    del dropped
     ahead.settle(drops=True)
     assert -1 not in made
 

@@ -234,11 +234,11 @@ def test_a_reader_at_the_end_is_woken_by_the_next_record(tmp_path):
     async def go():
         async with running(tmp_path) as kit:
             await kit.create()
-            request = ReadRequest(topic="t", partition=0, wait_ms=10_000)
+            request = ReadRequest(topic="t", partition=0, wait_ms=60_000)
             waiting = asyncio.create_task(kit.broker.read(request))
             await asyncio.sleep(0.05)
             await kit.put("t", [(b"k", b"v")])
-            result = await asyncio.wait_for(waiting, 5)
+            result = await asyncio.wait_for(waiting, 30)
             assert result.next_offset == 1
             result.release()
             empty = await kit.broker.read(ReadRequest(topic="t", partition=0, offset=1, wait_ms=20))
@@ -349,7 +349,8 @@ def test_sealed_segments_answer_gets_and_survive_a_restart(tmp_path):
             for i in range(40):
                 await kit.put("t", [(b"k%d" % (j % 50), b"%d" % i * 10) for j in range(i, i + 20)])
             partition = kit.broker.partitions.get(kit.broker.topic("t"), 0)
-            await asyncio.sleep(0.3)
+            while partition.sealing:
+                await asyncio.sleep(0.005)
             assert len(partition.log.manifest.dirty) >= 2
             expected = await kit.map("t", view="raw")
             for key, value in expected.items():

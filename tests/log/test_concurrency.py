@@ -43,7 +43,7 @@ def test_append_sync_and_readers_run_at_once_on_real_files(tmp_path: Path) -> No
         positions += log.append(batches[first : first + 4])
     done.set()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert errors == []
     assert log.durable_end == log.written_end == len(expected)
     assert len(log.extents()) > 5
@@ -65,19 +65,19 @@ def test_appends_go_on_during_a_slow_fdatasync_and_are_not_counted_by_it() -> No
     def delay(kind: str, path: str) -> None:
         if kind == "sync" and not go_on.is_set():
             is_syncing.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
 
     disk.delay = delay
     ends: list[int] = []
     thread = threading.Thread(target=lambda: ends.append(log.sync()))
     thread.start()
-    assert is_syncing.wait(10)
+    assert is_syncing.wait(60)
     for serial in range(1, 20):  # over several segments
         log.append([sized(1_000, serial)])
     assert len(log.extents()) > 3
     assert log.durable_end == 0
     go_on.set()
-    thread.join(10)
+    thread.join(60)
     assert ends == [first_end]
     assert log.sync() == log.written_end
     disk.crash()
