@@ -12,7 +12,8 @@ pytestmark = pytest.mark.apiserver
 
 def test_a_service_account_may_do_what_its_role_says_and_nothing_else(apiserver: ApiServer) -> None:
     with apiserver.namespace() as space:
-        bob = Api.of(apiserver.account(space, "bob"))
+        config = apiserver.account(space, "bob")
+        bob = Api.of(config)
         rights = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{space}"
         rule = {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["list"]}
         apiserver.api.post(f"{rights}/roles", {"metadata": {"name": "reader"}, "rules": [rule]})
@@ -20,6 +21,7 @@ def test_a_service_account_may_do_what_its_role_says_and_nothing_else(apiserver:
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "reader"}
         binding = {"metadata": {"name": "reader"}, "roleRef": role, "subjects": [subject]}
         apiserver.api.post(f"{rights}/rolebindings", binding)
+        apiserver.until_may(config, "list", "configmaps", space=space)
         mark = apiserver.audit.mark()
 
         bob.get(f"/api/v1/namespaces/{space}/configmaps")

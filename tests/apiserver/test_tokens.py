@@ -39,6 +39,8 @@ def run(apiserver: ApiServer, space: str, test: Test, *, may_ask: bool = True) -
         apiserver.apply({**role, "rules": [rule]})
         apiserver.apply(binding)
     kubeconfig = apiserver.account(space, "broker")
+    if may_ask:
+        apiserver.until_may(kubeconfig, "create", "tokenreviews", group="authentication.k8s.io")
 
     async def scene() -> None:
         clock = SetClock()

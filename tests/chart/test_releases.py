@@ -129,11 +129,11 @@ def test_the_operators_account_may_what_its_rules_say_and_no_more(server: ApiSer
         asked = [str(tool("kubectl")), "auth", "can-i", verb, resource, "-n", space, who, *more]
         return server.attempt(asked).stdout.strip() == "yes"
 
-    server.until(
-        lambda: may("patch", "compactedtopics.firn.dev", "--subresource=status"),
-        "the API server has learnt of the rules",
-    )
-    assert may("patch", "leases.coordination.k8s.io/firn-operator")
+    for allowed in (
+        ("compactedtopics.firn.dev", "--subresource=status"),
+        ("leases.coordination.k8s.io/firn-operator",),
+    ):
+        server.until(lambda what=allowed: may("patch", *what), f"the API server has learnt of {allowed}")
     assert not may("list", "secrets")
     assert not may("create", "pods", "--subresource=exec")
     assert not may("create", "clusterroles.rbac.authorization.k8s.io")

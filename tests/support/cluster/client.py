@@ -16,6 +16,7 @@ from cluster.tools import tool
 
 SECONDS_MAX = 120.0  # until something that takes seconds has happened, on a busy machine
 _STEP_SECONDS = 0.05
+_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
 class Client:
@@ -92,6 +93,14 @@ class Client:
             path, {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
         )
         return str(answered["status"]["token"])
+
+    def until_may(self, config: Path, verb: str, resource: str, *, group: str = "", space: str = "") -> None:
+        """The API server lets the account of this kubeconfig do it: of a new binding it learns from a watch."""
+        asked = {"verb": verb, "group": group, "resource": resource, "namespace": space}
+        account, body = Api.of(config), {"spec": {"resourceAttributes": asked}}
+        self.until(
+            lambda: account.post(_REVIEWS, body)["status"]["allowed"], f"the account may {verb} {resource}"
+        )
 
     def authority(self) -> Path:
         """The file of the certificate that the API server's is signed by."""
