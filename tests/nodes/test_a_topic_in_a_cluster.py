@@ -92,7 +92,7 @@ def test_a_topic_that_is_deleted_and_applied_again_is_empty(shop: Shop) -> None:
 
 def test_a_forced_compaction_is_done_by_the_brokers_and_gone_when_its_time_is_over(shop: Shop) -> None:
     runs = f"/apis/firn.dev/v1alpha1/namespaces/{shop.space}/forcecompactions"
-    spec = {"topicRef": {"name": TOPIC}, "engine": "broker", "ttlSecondsAfterFinished": 5}
+    spec = {"topicRef": {"name": TOPIC}, "engine": "broker"}
     head = {"apiVersion": "firn.dev/v1alpha1", "kind": "ForceCompaction", "metadata": {"name": "once"}}
 
     def phase() -> str:
@@ -104,6 +104,7 @@ def test_a_forced_compaction_is_done_by_the_brokers_and_gone_when_its_time_is_ov
         shop.cluster.api.post(runs, {**head, "spec": spec})
         shop.cluster.until(lambda: phase() == "Succeeded", "the run has succeeded")
         load.until_more()
+    shop.cluster.api.patch(f"{runs}/once", {"spec": {"ttlSecondsAfterFinished": 1}})
     shop.cluster.until(lambda: not shop.cluster.api.get(runs)["items"], "the run is gone")
 
 

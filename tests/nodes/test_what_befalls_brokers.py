@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from cluster import policies
+from cluster.api import Json
 from cluster.bare import BareCluster
 from cluster.fixtures import breakable
 from cluster.tools import tool
@@ -93,8 +94,14 @@ def test_a_broker_that_the_kernel_kills_for_memory_comes_back_and_nothing_is_los
         shop.until_master(other_than=before)
         load.until_more()
         shop.until_in_sync(3)
-    [told] = shop.pod(before)["status"]["containerStatuses"]
-    assert told["lastState"]["terminated"]["exitCode"] == 128 + signal.SIGKILL
+
+    def last_end() -> Json | None:
+        [told] = shop.pod(before)["status"]["containerStatuses"]
+        ended: Json | None = told["lastState"].get("terminated")
+        return ended
+
+    ended = bare.until(last_end, "its kubelet tells how it ended")
+    assert ended["exitCode"] == 128 + signal.SIGKILL
 
 
 @pytest.mark.slow  # three leases have to pass

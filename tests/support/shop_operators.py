@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Callable
 
+from cluster.api import ApiError
 from cluster.bare import BareCluster
 from cluster.client import WholeCluster
 from shop_kit import SYSTEM
@@ -36,7 +37,11 @@ def kill_operators(cluster: BareCluster) -> str:
         meta = pod["metadata"]
         if node := pod["spec"].get("nodeName"):
             cluster.node(node).kill_pod(meta["uid"])
-        cluster.api.delete(f"{_PODS}/{meta['name']}", {"gracePeriodSeconds": 0})
+        try:
+            cluster.api.delete(f"{_PODS}/{meta['name']}", {"gracePeriodSeconds": 0})
+        except ApiError as error:  # one that was on its way out is gone
+            if error.reason != "NotFound":
+                raise
     return led
 
 
