@@ -246,7 +246,7 @@ def test_without_kubectl_the_sentence_names_it(world: World, tmp_path: Path) -> 
 
 
 def test_a_pod_that_cannot_be_forwarded_to_is_named(world: World) -> None:
-    ended = call("--context", "kind", "--timeout", "2s", "topics", "list", code=1, **world.environment)
+    ended = call("--context", "kind", "--timeout", "5s", "topics", "list", code=1, **world.environment)
     assert 'pods "main-0-' in said(ended)
 
 
