@@ -266,7 +266,7 @@ def test_a_get_that_nobody_answers_ends_in_time() -> None:
         with pytest.raises(Timeout):
             await client.get("t", b"a")
 
-    with_broker(work, timeout=0.5)
+    with_broker(work, timeout=1.5)
 
 
 def test_what_did_not_fit_is_asked_for_again_by_single_gets_too() -> None:
@@ -355,10 +355,10 @@ def test_each_of_several_gets_that_nobody_answers_ends_in_its_own_time() -> None
             asked = loop.time()
             with pytest.raises(Timeout):
                 await client.get("t", b"a")
-            assert loop.time() - asked >= 0.49
+            assert loop.time() - asked >= 1.49
             return loop.time() - began
 
         first, second, third = await asyncio.gather(*(ended_after(pause) for pause in (0.0, 0.2, 0.4)))
         assert first <= second <= third
 
-    with_broker(work, timeout=0.5)
+    with_broker(work, timeout=1.5)

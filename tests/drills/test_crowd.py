@@ -4,6 +4,7 @@ import asyncio
 import random
 
 from firn_node.drills.crowd import Crowd
+from firn_node.ports import free_ports
 from firn_node.server import ServerSettings, serve
 from server.serving import StandIn, run
 
@@ -11,8 +12,8 @@ from server.serving import StandIn, run
 def test_guests_come_in_come_back_to_the_next_broker_and_are_gone_at_the_end() -> None:
     async def main() -> None:
         short = ServerSettings(stop_seconds=0.5)
-        server = await serve(StandIn(connections_max=1000), host="127.0.0.1", port=0, settings=short)
-        port = int(server.address.rpartition(":")[2])
+        [port] = free_ports("127.0.0.1", 1)  # which no guest has at its own end while the server is down
+        server = await serve(StandIn(connections_max=1000), host="127.0.0.1", port=port, settings=short)
         async with Crowd([port], "127.0.0.1", random.Random(1), count=200) as crowd:
             assert crowd.idle == 192
             while not await crowd.all_are_inside():

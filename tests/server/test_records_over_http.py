@@ -205,7 +205,8 @@ def test_produce_waits_for_room_and_is_refused_in_time() -> None:
             while s.context.in_flight.used != 900:
                 await asyncio.sleep(0.01)
             later = asyncio.create_task(s.ask("PUT", "/v1/topics/t/records/b", data=bytes(200)))
-            await asyncio.sleep(0.05)
+            while not s.context.in_flight.waiting:
+                await asyncio.sleep(0.01)
             broker.hold.set()
             assert (await first)[0] == 200
             assert (await later)[0] == 200
