@@ -152,7 +152,7 @@ def test_a_namespace_that_lets_nothing_in_by_default_lets_clients_reach_brokers_
                 shop.switch_over(standby)
                 load.until_more()
             assert load.refused == []
-            assert len(shop.in_sync()) == 3
+            shop.until_in_sync(3)
         finally:
             policies.lift(bare.nodes)
             bare.kubectl("delete", "-n", shop.space, "networkpolicy/closed")
