@@ -33,7 +33,7 @@ def kinds(apiserver: ApiServer) -> None:
     for path in sorted((ROOT / "crds").glob("*.yaml")):
         apiserver.apply(path)
         name = yaml.safe_load(path.read_text())["metadata"]["name"]
-        apiserver.kubectl("wait", "--for=condition=Established", f"crd/{name}", "--timeout=60s")
+        apiserver.until_served(name)
     rules = [{"apiGroups": ["authentication.k8s.io"], "resources": ["tokenreviews"], "verbs": ["create"]}]
     role(apiserver, "firn-broker", rules)
     role(

@@ -26,8 +26,7 @@ PLURALS = {
 def space(apiserver: ApiServer) -> Iterator[str]:
     for path in CRDS:
         apiserver.apply(path)
-    for plural in PLURALS.values():
-        apiserver.kubectl("wait", "--for=condition=Established", f"crd/{plural}.firn.dev", "--timeout=60s")
+    apiserver.until_served(*(f"{plural}.firn.dev" for plural in PLURALS.values()))
     with apiserver.namespace() as name:
         yield name
 

@@ -56,19 +56,13 @@ def definitions(server: ApiServer) -> set[str]:
     return {name.partition("/")[2] for name in names} & DEFINITIONS
 
 
-def wait_established(server: ApiServer) -> None:
-    server.kubectl(
-        "wait", "--for=condition=Established", "--timeout=60s", *(f"crd/{name}" for name in DEFINITIONS)
-    )
-
-
 def test_a_release_is_installed_upgraded_rolled_back_and_taken_away_and_topics_stay(
     server: ApiServer, space: str
 ) -> None:
     text = helm(server, space, "install", "firn", str(CHART))
     assert "kubectl firn" in text
     assert definitions(server) == DEFINITIONS
-    wait_established(server)
+    server.until_served(*DEFINITIONS)
     server.apply(TOPIC, namespace=space)
     uid = server.kubectl("get", "ct", "flights", "-n", space, "-o", "jsonpath={.metadata.uid}")
 
@@ -150,7 +144,7 @@ def test_what_the_values_wish_for_is_applied_with_the_rights_of_its_job(
     }
     values.write_text(yaml.safe_dump(wished))
     helm(server, space, "install", "firn", str(CHART), "--no-hooks", "-f", str(values))
-    wait_established(server)
+    server.until_served(*DEFINITIONS)
     found = json.loads(server.kubectl("get", "configmap", "firn-resources", "-n", space, "-o", "json"))
     resources = tmp_path / "resources.yaml"
     resources.write_text(found["data"]["resources.yaml"])
@@ -196,7 +190,7 @@ def test_two_releases_that_look_after_different_namespaces_share_the_definitions
 
 def test_the_notes_name_commands_that_work(server: ApiServer, space: str) -> None:
     text = helm(server, space, "install", "firn", str(CHART))
-    wait_established(server)
+    server.until_served(*DEFINITIONS)
     lines = [line.strip() for line in text.partition("Next:")[2].splitlines() if line.strip()]
     assert len(lines) == 3
     done = server.attempt(["bash", "-c", lines[0]])
@@ -215,7 +209,7 @@ def test_kubectl_firn_finds_and_changes_the_resources_of_a_real_api_server(
     from support.firn_cli.calls import call
 
     helm(server, space, "install", "firn", str(CHART))
-    wait_established(server)
+    server.until_served(*DEFINITIONS)
     cluster = {
         "apiVersion": "firn.dev/v1alpha1",
         "kind": "BrokerCluster",

@@ -6,6 +6,7 @@ import secrets
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from cluster.tools import tool
 
 SECONDS_MAX = 120.0  # until something that takes seconds has happened, on a busy machine
 _STEP_SECONDS = 0.05
-_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_AUTHORIZATION = "authorization.k8s.io/v1"
 
 
 class Client:
@@ -97,10 +98,30 @@ class Client:
     def until_may(self, config: Path, verb: str, resource: str, *, group: str = "", space: str = "") -> None:
         """The API server lets the account of this kubeconfig do it: of a new binding it learns from a watch."""
         asked = {"verb": verb, "group": group, "resource": resource, "namespace": space}
-        account, body = Api.of(config), {"spec": {"resourceAttributes": asked}}
+        account, kind = Api.of(config), "SelfSubjectAccessReview"
+        body = {"apiVersion": _AUTHORIZATION, "kind": kind, "spec": {"resourceAttributes": asked}}
         self.until(
-            lambda: account.post(_REVIEWS, body)["status"]["allowed"], f"the account may {verb} {resource}"
+            lambda: account.post(f"/apis/{_AUTHORIZATION}/{kind.lower()}s", body)["status"]["allowed"],
+            f"the account may {verb} {resource}",
         )
+
+    def until_served(self, *definitions: str) -> None:
+        """Objects of these kinds of ours are taken, and kubectl finds them.
+
+        ``kubectl wait`` fails at once on a definition that has no conditions yet.
+        """
+        for name in definitions:
+            plural, _, group = name.partition(".")
+            self.until(partial(self._serves, f"/apis/{group}/v1alpha1", plural), f"{name} is served")
+
+    def _serves(self, version: str, plural: str) -> bool:
+        try:
+            self.api.get(f"{version}/{plural}", limit="1")
+            return plural in {each["name"] for each in self.api.get(version)["resources"]}
+        except ApiError as error:
+            if error.status not in (404, 503):
+                raise
+            return False
 
     def authority(self) -> Path:
         """The file of the certificate that the API server's is signed by."""
