@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from engine_kit import run
-from group_kit import BrokerGroup, Replica, address, asked_at, broker_group
+from group_kit import PATIENT_MS, BrokerGroup, Replica, address, asked_at, broker_group
 
 from firn.client import Client
 from firn.errors import Invalid, NotMaster, UnknownTopic
@@ -31,7 +31,7 @@ def test_a_client_that_reads_from_any_is_answered_by_the_standby_alone_and_its_w
     tmp_path: Path,
 ) -> None:
     async def story() -> None:
-        async with broker_group(tmp_path, 2) as group:
+        async with broker_group(tmp_path, 2, lease_ttl_ms=PATIENT_MS) as group:
             master, standby = await filled(group)
             before = asked_at(master)
             async with Client(address(standby), timeout=60, read_from="any") as client:
@@ -56,7 +56,7 @@ def test_a_client_that_reads_from_any_is_answered_by_the_standby_alone_and_its_w
 
 def test_the_command_line_reads_from_a_standby_when_asked_to(tmp_path: Path) -> None:
     async def story() -> None:
-        async with broker_group(tmp_path, 2) as group:
+        async with broker_group(tmp_path, 2, lease_ttl_ms=PATIENT_MS) as group:
             master, standby = await filled(group)
             before = asked_at(master)
             for words in (["consume", "t", "--format", "tsv"], ["get", "t", "k3"]):
@@ -80,7 +80,7 @@ def test_without_being_asked_for_a_standby_answers_no_read(tmp_path: Path) -> No
 
 def test_a_standby_that_is_not_as_far_as_the_reader_was_shown_sends_it_to_the_master(tmp_path: Path) -> None:
     async def story() -> None:
-        async with broker_group(tmp_path, 2) as group:
+        async with broker_group(tmp_path, 2, lease_ttl_ms=PATIENT_MS) as group:
             master, standby = await filled(group)
             end = standby.broker.core.dispatched_position
             assert (await standby.broker.get("t", [b"k1"], floor=end))[0] is not None

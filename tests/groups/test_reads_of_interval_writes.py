@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from engine_kit import Kit, run
 from firn_sim.node import read_barrier
-from group_kit import BrokerGroup, Replica, broker_group
+from group_kit import PATIENT_MS, BrokerGroup, Replica, broker_group
 
 from firn.errors import NotMaster
 from firn_node.engine.api import ReadRequest
@@ -83,7 +83,7 @@ def test_a_read_sees_what_was_acknowledged_before_it_was_durable(
     way: Callable[[Kit], Awaitable[object]], tmp_path: Path
 ) -> None:
     async def story() -> None:
-        async with broker_group(tmp_path, 2, flush_interval_ms=HOUR_MS) as group:
+        async with broker_group(tmp_path, 2, lease_ttl_ms=PATIENT_MS, flush_interval_ms=HOUR_MS) as group:
             master = await with_topic(group)
             for value in (b"first", b"second"):
                 barrier = await put_unsynced(master, value)
@@ -96,7 +96,7 @@ def test_a_read_sees_what_was_acknowledged_before_it_was_durable(
 
 def test_a_read_that_waits_when_its_master_is_deposed_is_refused(tmp_path: Path) -> None:
     async def story() -> None:
-        async with broker_group(tmp_path, 2, flush_interval_ms=HOUR_MS) as group:
+        async with broker_group(tmp_path, 2, lease_ttl_ms=PATIENT_MS, flush_interval_ms=HOUR_MS) as group:
             master = await with_topic(group)
             await put_unsynced(master, b"value")
             reading = asyncio.create_task(master.broker.read(ReadRequest(topic="t", partition=0)))

@@ -10,12 +10,13 @@ from types import SimpleNamespace
 import pytest
 from cluster_kit import local_cluster
 from engine_kit import run
-from group_kit import BrokerGroup, Replica, broker_group
+from group_kit import PATIENT_MS, BrokerGroup, Replica, broker_group
 
 from firn.client import Client
 from firn.errors import FirnError, Invalid, Unavailable, UnknownTopic
 from firn.topicspec import parse_spec
 from firn.types import Epoch
+from firn_node.engine import operating
 from firn_node.engine.operating import choose_successor
 from firn_node.engine.topicids import position_of
 from firn_node.replication.epochstart import epoch_start_batch
@@ -200,7 +201,7 @@ def test_a_topic_created_after_accepted_data_loss_has_not_the_id_of_a_lost_one(t
 
 def test_data_loss_is_not_accepted_while_a_master_acts_and_nobody_is_deposed(tmp_path: Path) -> None:
     async def story() -> None:
-        async with broker_group(tmp_path, 2) as group:
+        async with broker_group(tmp_path, 2, lease_ttl_ms=PATIENT_MS) as group:
             master = await with_topic(group)
             [standby] = [replica for replica in group.up if replica is not master]
             assert master.broker.group is not None
@@ -239,9 +240,16 @@ def in_sync(group: BrokerGroup) -> set[int]:
     return {record.members[log_id].ordinal for log_id in record.in_sync}
 
 
+@pytest.fixture
+def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, who steps aside has been heard by then."""
+    monkeypatch.setattr(operating, "STEP_ASIDE_S", 60.0)
+
+
+@pytest.mark.usefixtures("_unhurried")
 def test_a_master_that_steps_aside_hands_over_and_nobody_waits_for_it(tmp_path: Path) -> None:
     async def story() -> None:
-        async with broker_group(tmp_path, 3) as group:
+        async with broker_group(tmp_path, 3, lease_ttl_ms=PATIENT_MS) as group:
             master = await with_topic(group, min_in_sync=2)
             await master.kit.put("t", [(b"a", b"before")])
             await group.until_equal()
@@ -258,9 +266,10 @@ def test_a_master_that_steps_aside_hands_over_and_nobody_waits_for_it(tmp_path: 
     run(story())
 
 
+@pytest.mark.usefixtures("_unhurried")
 def test_a_master_that_is_told_to_stop_while_it_hands_over_is_out_of_in_sync_too(tmp_path: Path) -> None:
     async def story() -> None:
-        async with broker_group(tmp_path, 3) as group:
+        async with broker_group(tmp_path, 3, lease_ttl_ms=PATIENT_MS) as group:
             master = await with_topic(group)
             await group.until_equal()
             to = next(replica for replica in group.up if replica is not master)
@@ -274,14 +283,18 @@ def test_a_master_that_is_told_to_stop_while_it_hands_over_is_out_of_in_sync_too
     run(story())
 
 
-def test_a_standby_that_steps_aside_is_out_of_in_sync_where_the_group_can_spare_it(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_unhurried")
+def test_a_standby_that_steps_aside_is_out_of_in_sync_where_the_group_can_spare_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def story() -> None:
-        async with broker_group(tmp_path, 3) as group:
+        async with broker_group(tmp_path, 3, lease_ttl_ms=PATIENT_MS) as group:
             master = await with_topic(group, min_in_sync=2)
             await group.until_equal()
             first, second = (replica for replica in group.up if replica is not master)
             await first.broker.step_aside()
             assert in_sync(group) == {master.ordinal, second.ordinal}
+            monkeypatch.setattr(operating, "STEP_ASIDE_S", 2.0)  # nobody lets it go
             await second.broker.step_aside()  # 2 are asked for: it stays, and is followed by nobody's absence
             assert in_sync(group) == {master.ordinal, second.ordinal}
             assert await group.until_master() is master

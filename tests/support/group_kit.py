@@ -23,6 +23,7 @@ from firn_node.server import Server, serve
 from firn_node.settings import GroupSettings
 
 LEASE_TTL_MS = 1500
+PATIENT_MS = 6000  # where nobody is to be elected, or called silent, because a busy machine stood still
 
 
 _given: set[int] = set()
@@ -46,6 +47,7 @@ class Replica:
     changes: dict[str, Any] = field(default_factory=dict)  # of its settings
     group: int = 0
     groups: int = 1  # of the cluster
+    lease_ttl_ms: int = LEASE_TTL_MS
     port: int = field(default_factory=free_port)
     broker: Broker = field(init=False)
     is_up: bool = False
@@ -53,7 +55,7 @@ class Replica:
     async def start(self) -> None:
         self.coordinator = MemoryCoordinator(self.records)
         place = GroupSettings(
-            "", group=self.group, groups=self.groups, ordinal=self.ordinal, lease_ttl_ms=LEASE_TTL_MS
+            "", group=self.group, groups=self.groups, ordinal=self.ordinal, lease_ttl_ms=self.lease_ttl_ms
         )
         node = f"node-{self.ordinal}" if not self.group else f"node-{self.group}-{self.ordinal}"
         self.broker = Broker(
@@ -92,12 +94,13 @@ class Replica:
 class BrokerGroup:
     def __init__(
         self, folder: Path, replicas: int, changes: dict[str, Any], *, records: Records | None = None,
-        group: int = 0, groups: int = 1,
+        group: int = 0, groups: int = 1, lease_ttl_ms: int = LEASE_TTL_MS,
     ) -> None:  # fmt: skip
         self.records = records or Records()
         self.group = group
         self.replicas = [
-            Replica(n, folder / str(n), self.records, changes, group, groups) for n in range(replicas)
+            Replica(n, folder / str(n), self.records, changes, group, groups, lease_ttl_ms)
+            for n in range(replicas)
         ]
 
     @property
@@ -153,9 +156,11 @@ class BrokerGroup:
 
 
 @contextlib.asynccontextmanager
-async def broker_group(folder: Path, replicas: int = 3, **changes: Any) -> AsyncIterator[BrokerGroup]:
+async def broker_group(
+    folder: Path, replicas: int = 3, *, lease_ttl_ms: int = LEASE_TTL_MS, **changes: Any
+) -> AsyncIterator[BrokerGroup]:
     """``changes``: of all brokers' settings."""
-    found = BrokerGroup(folder, replicas, changes)
+    found = BrokerGroup(folder, replicas, changes, lease_ttl_ms=lease_ttl_ms)
     try:
         for replica in found.replicas:
             await replica.start()

@@ -63,6 +63,7 @@ class Pod:
     groups: int = 1
     options: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
+    lease_ttl: str = "1500ms"
     port: int = field(default_factory=free_port)
     health_port: int = field(default_factory=free_port)
     running: Running | None = None
@@ -81,7 +82,7 @@ class Pod:
             POD_NAMESPACE=NAMESPACE, FIRN_DATA=str(self.folder / self.name), FIRN_LISTEN=self.address,
             FIRN_HEALTH_LISTEN=f"127.0.0.1:{self.health_port}", FIRN_ADVERTISE=self.address, FIRN_NODE=self.name,
             FIRN_COORDINATOR="kubernetes", FIRN_CLUSTER=CLUSTER, FIRN_GROUP=str(self.group),
-            FIRN_GROUPS=str(self.groups), FIRN_LEASE_TTL="1500ms", **self.environment,
+            FIRN_GROUPS=str(self.groups), FIRN_LEASE_TTL=self.lease_ttl, **self.environment,
         )  # fmt: skip
 
     async def probe(self, path: str) -> tuple[int, str]:
