@@ -58,7 +58,7 @@ def test_one_that_differs_makes_the_rest_uneven(at: int, other: Any) -> None:
     assert even_rows(keys, values) is not None
     assert even_rows(mixed, values) is None
     assert even_rows(keys, mixed) is None
-    assert even_parts(mixed, values, part_bytes=1 << 20, bytes_max=1 << 30) is None
+    assert even_parts(mixed, values, part_bytes=1 << 20) is None
 
 
 def test_lengths_that_make_up_for_one_another_are_found() -> None:
@@ -134,16 +134,50 @@ def test_even_records_are_parted_as_others(partitions: int, batch_bytes: int) ->
     assert kinds == [True, True, False]
 
 
-def test_parts_are_of_about_the_size_asked_for_and_none_beyond_the_bound() -> None:
+@pytest.mark.parametrize("at_once_max", [1 << 20, 0])
+def test_parts_are_of_about_the_size_asked_for(at_once_max: int) -> None:
     keys, values = some(1000, 16, 100)
-    parts = even_parts(keys, values, part_bytes=132 * 300, bytes_max=132 * 1000)
+    parts = even_parts(keys, values, part_bytes=132 * 300, at_once_max=at_once_max)
     assert parts is not None
-    assert [part.records for part in parts] == [300, 300, 300, 100]
-    assert [key for part in parts for key in part.keys.tolist()] == keys
-    assert even_parts(keys, values, part_bytes=132 * 300, bytes_max=132 * 1000 - 1) is None
+    found = list(parts)
+    assert [part.records for part in found] == [300, 300, 300, 100]
+    assert [key for part in found for key in part.keys.tolist()] == keys
+    assert [value for part in found for value in part.values.tolist()] == values
 
 
-def test_parts_that_differ_from_one_another_are_not_even() -> None:
+@pytest.mark.parametrize("at_once_max", [1 << 20, 0])
+@pytest.mark.parametrize("odd", [None, "text", bytearray(16), b"a key of another length", b""])
+def test_what_is_not_even_is_known_before_there_is_a_part(odd: Any, at_once_max: int) -> None:
+    keys, values = some(1000, 16, 16)
+    mixed = [*keys[:-1], odd]
+    assert even_parts(keys, values, part_bytes=48 * 300, at_once_max=at_once_max) is not None
+    assert even_parts(mixed, values, part_bytes=48 * 300, at_once_max=at_once_max) is None
+    assert even_parts(keys, mixed, part_bytes=48 * 300, at_once_max=at_once_max) is None
+
+
+@pytest.mark.parametrize("at_once_max", [1 << 20, 0])
+def test_what_happens_to_the_lists_afterwards_does_not_show(at_once_max: int) -> None:
+    keys, values = some(1000, 16, 100)
+    given = list(keys), list(values)
+    parts = even_parts(*given, part_bytes=132 * 300, at_once_max=at_once_max)
+    assert parts is not None
+    found = []
+    for part in parts:
+        found += zip(part.keys.tolist(), part.values.tolist(), strict=True)
+        given[0].clear()
+        given[1][:] = [b""] * 10
+    assert found == list(zip(keys, values, strict=True))
+
+
+@pytest.mark.parametrize("at_once_max", [1 << 20, 0])
+def test_records_larger_than_the_limits_are_not_even(at_once_max: int) -> None:
+    _, values = some(EVEN_RECORDS_MIN, 16, 16)
+    large = [bytes(limits.KEY_BYTES_MAX + 1)] * EVEN_RECORDS_MIN
+    assert even_parts(large, values, part_bytes=1 << 30, at_once_max=at_once_max) is None
+
+
+@pytest.mark.parametrize("at_once_max", [1 << 20, 0])
+def test_parts_that_differ_from_one_another_are_not_even(at_once_max: int) -> None:
     first, second = some(300, 16, 100), some(300, 17, 100)
     keys, values = first[0] + second[0], first[1] + second[1]
-    assert even_parts(keys, values, part_bytes=132 * 300, bytes_max=1 << 30) is None
+    assert even_parts(keys, values, part_bytes=132 * 300, at_once_max=at_once_max) is None

@@ -11,6 +11,7 @@ from client.fake_broker import FakeBroker, fake_broker
 from firn.batch import Batch
 from firn.client import Client
 from firn.client.chunks import Sent
+from firn.client.even import AT_ONCE_BYTES_MAX
 from firn.errors import (
     Conflict,
     FirnError,
@@ -251,6 +252,26 @@ def test_send_many_takes_lists_and_refuses_the_whole_call_by_the_index_of_a_null
             await producer.send_many([b"a"], [b"", b""])
         await producer.flush()
         assert sum(len(broker.records("wide", n)) for n in range(4)) == 1000
+
+    with_broker(work)
+
+
+def test_the_first_of_a_large_send_many_are_sent_while_the_last_are_copied_whatever_becomes_of_the_lists() -> (
+    None
+):
+    async def work(broker: FakeBroker, client: Client) -> None:
+        producer = client.producer("t")
+        await producer.send(b"first", b"")  # it knows the topic
+        keys = [b"%016d" % i for i in range(AT_ONCE_BYTES_MAX // 1000)]
+        lists = list(keys), [key * 64 for key in keys]
+        sending = asyncio.create_task(producer.send_many(*lists))
+        while len(broker.records("t")) == 1:
+            await asyncio.sleep(0)
+        assert not sending.done()
+        lists[0].clear()
+        lists[1].clear()
+        await (await sending)
+        assert [(r.key, r.value) for r in broker.records("t")[1:]] == [(key, key * 64) for key in keys]
 
     with_broker(work)
 

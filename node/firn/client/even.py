@@ -8,7 +8,7 @@ each lies is known. What follows (placing on partitions, parting, encoding) is a
 Whatever is not even goes the way of ``chunks.plain_lengths``; batches are the same bytes by either way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,12 @@ from firn import limits
 from firn.batch import HEADER, HEADER_BYTES, LENGTHS_BYTES, MAGIC, VERSION, Columns, header_crc, padded
 from firn.client.small import Writer
 from firn.crc import crc32c
+from firn.errors import InvariantBroken
 
 Rows = NDArray[np.void]  # one byte string each; perhaps not contiguous
 ROW_BYTES = 16  # what a record takes in a batch beside its key and value: two lengths and a timestamp
 EVEN_RECORDS_MIN = 32  # below, arrays cost more than they save
+AT_ONCE_BYTES_MAX = 16 << 20  # 20 ms: as long as a broker is busy with what is under way to it
 # msgpack: heads of byte strings and of arrays, by the bytes of the length in them.
 _BIN = {1: 0xC4, 2: 0xC5, 4: 0xC6}
 _ARRAY_HEAD_BYTES = ((16, 1), (1 << 16, 3), (1 << 32, 5))  # below so many items: bytes of the head
@@ -80,33 +82,61 @@ def even_rows(keys: Sequence[Any], values: Sequence[Any]) -> Even | None:
     """The records, when they are even and within the limits of a record; None when not, or when they are few."""
     if len(keys) < EVEN_RECORDS_MIN:
         return None
+    return _even(keys, values)
+
+
+def even_parts(
+    keys: Sequence[Any], values: Sequence[Any], *, part_bytes: int, at_once_max: int = AT_ONCE_BYTES_MAX
+) -> Iterable[Even] | None:
+    """Even records in parts of about ``part_bytes``; None when they are not even, or are few.
+
+    Up to ``at_once_max`` bytes are copied before this returns, and msgpack's pass is the check. Of more the objects are
+    looked at first, and a part is copied when it is asked for: the parts before it are on their way by then.
+    *Effects*: none; what happens to the lists afterwards does not show in the parts.
+    """
+    if len(keys) < EVEN_RECORDS_MIN or not (type(keys[0]) is bytes and type(values[0]) is bytes):
+        return None
+    row_bytes = len(keys[0]) + len(values[0]) + ROW_BYTES
+    step = max(1, min(limits.BATCH_RECORDS_MAX, part_bytes // row_bytes))
+    if step < EVEN_RECORDS_MIN:
+        return None
+    if row_bytes * len(keys) > at_once_max:
+        kept = _kept(keys, limits.KEY_BYTES_MAX), _kept(values, limits.VALUE_BYTES_MAX)
+        if kept[0] is None or kept[1] is None:
+            return None
+        return _parts_later(kept[0], kept[1], step)
+    parts = []
+    for at in range(0, len(keys), step):
+        part = _even(keys[at : at + step], values[at : at + step])
+        if part is None or part.row_bytes != row_bytes:
+            return None
+        parts.append(part)
+    return parts
+
+
+def _parts_later(keys: list[bytes], values: list[bytes], step: int) -> Iterator[Even]:
+    for at in range(0, len(keys), step):
+        part = _even(keys[at : at + step], values[at : at + step])
+        if part is None:
+            raise InvariantBroken("byte strings of one length are no longer that")
+        yield part
+
+
+def _kept(column: Sequence[Any], bytes_max: int) -> list[bytes] | None:
+    """A list of the caller's objects, when all are byte strings of one length from 1 to ``bytes_max``."""
+    found = list(column)
+    if set(map(type, found)) != {bytes}:
+        return None
+    lengths = set(map(len, found))
+    return found if len(lengths) == 1 and 1 <= min(lengths) <= bytes_max else None
+
+
+def _even(keys: Sequence[Any], values: Sequence[Any]) -> Even | None:
     found = _rows(keys, limits.KEY_BYTES_MAX)
     if found is None:
         return None
     others = _rows(values, limits.VALUE_BYTES_MAX)
     return None if others is None else Even(found, others)
-
-
-def even_parts(
-    keys: Sequence[Any], values: Sequence[Any], *, part_bytes: int, bytes_max: int
-) -> list[Even] | None:
-    """Even records in parts of about ``part_bytes``; None when they are not, or are more than ``bytes_max``.
-
-    *Effects*: none; the parts are copies.
-    """
-    if not (type(keys[0]) is bytes and type(values[0]) is bytes):
-        return None
-    row_bytes = len(keys[0]) + len(values[0]) + ROW_BYTES
-    if row_bytes * len(keys) > bytes_max:
-        return None
-    step = max(1, min(limits.BATCH_RECORDS_MAX, part_bytes // row_bytes))
-    parts = []
-    for at in range(0, len(keys), step):
-        part = even_rows(keys[at : at + step], values[at : at + step])
-        if part is None or part.row_bytes != row_bytes:
-            return None
-        parts.append(part)
-    return parts
 
 
 def _rows(column: Sequence[Any], bytes_max: int) -> Rows | None:

@@ -228,9 +228,7 @@ class Producer:
         Errors: Invalid and LimitExceeded naming the first faulty record's index, before there is a chunk.
         """
         if all(column is None for column in fields[PLAIN_FIELDS:]):
-            evens = even_parts(
-                *fields[:PLAIN_FIELDS], part_bytes=self._chunk_bytes, bytes_max=self._settings.buffer_bytes
-            )
+            evens = even_parts(*fields[:PLAIN_FIELDS], part_bytes=self._chunk_bytes)
             if evens is not None:
                 return map(self._even_chunk, evens)
         fields = _copies(fields)
