@@ -124,10 +124,16 @@ class Faults:
         self._network, self._coordinator, self._checkers = network, coordinator, checkers
         self._armed: tuple[SimNode, int] | None = None  # a deposed master and its epoch
         self._removed: dict[LogId, SimNode] = {}  # replicas that a master was asked to remove
+        self._stops: dict[str, OrderlyStop] = {}  # the last one of each node
 
     @property
     def _nodes(self) -> list[SimNode]:
         return self._checkers.nodes
+
+    @property
+    def is_anybody_stopping(self) -> bool:
+        """In order, which takes as long as a handover: it may end after the faults have."""
+        return any(stop.is_under_way for stop in self._stops.values())
 
     def end(self) -> None:
         """Everything works from now on, and everyone is up."""
@@ -436,7 +442,8 @@ class Faults:
         """A broker is told to stop; it comes back."""
         if node.is_up and not node.is_paused:
             self.tell(f"{node.name} is told to stop")
-            OrderlyStop(node, self._world, self._rng, self._left).begin()
+            self._stops[node.name] = OrderlyStop(node, self._world, self._rng, self._left)
+            self._stops[node.name].begin()
 
     def _left(self, node: SimNode) -> None:
         self._checkers.counts.orderly_stops += 1

@@ -202,6 +202,7 @@ class Group:
             and sum(state.role is Role.MASTER for state in states) == 1
             and len(states) == len(self.nodes)
             and all(state.committed >= end for state in states)
+            and not self.faults.is_anybody_stopping
         )
 
     def _accept_loss(self) -> bool:

@@ -31,6 +31,10 @@ class OrderlyStop:
         self._deadline = world.now + STEP_ASIDE_S
         self._has_left = False
 
+    @property
+    def is_under_way(self) -> bool:
+        return self._node.state is not None and self._node.life == self._life
+
     def begin(self) -> None:
         state = self._node.state
         if state is None:
