@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 
 import pytest
@@ -48,6 +49,51 @@ def test_an_interrupted_run_ends_with_130(
 
     assert command.run(made, work, [topic, "--bootstrap", broker.address]) == 130
     goes_on(spark, connection, topic, ids)
+
+
+class DeafSpark:
+    """A session whose JVM answers what is asked of it with what was asked before."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.sparkContext = spark.sparkContext
+
+    def stop(self) -> None:
+        raise RuntimeError("SparkSession does not exist in the JVM")
+
+
+def passed_on() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def hidden_by_another_error() -> None:
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        raise RuntimeError("an answer to something else")
+
+
+@pytest.mark.parametrize("told", [passed_on, hidden_by_another_error])
+def test_a_run_that_is_told_to_end_while_it_talks_to_its_jvm_ends_with_143(
+    spark: SparkSession, broker: BrokerProcess, client: Client, topic: str,
+    monkeypatch: pytest.MonkeyPatch, told: Callable[[], None],
+) -> None:  # fmt: skip
+    client.create_topic(topic)
+    monkeypatch.setattr(SparkSession, "getActiveSession", lambda: None)
+    monkeypatch.setattr(command, "session", lambda title, master, conf: DeafSpark(spark))
+    made = command.parser("force_compaction", "as the command")
+    made.add_argument("topic")
+
+    def work(job: command.Job) -> Report:
+        told()
+        raise AssertionError("it went on")
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            command.run(made, work, [topic, "--bootstrap", broker.address])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert ended.value.code == 143
 
 
 @pytest.mark.slow

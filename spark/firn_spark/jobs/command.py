@@ -13,6 +13,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
@@ -146,15 +147,28 @@ def _worked(asked: argparse.Namespace, connection: Connection, work: Callable[[J
     before = SparkSession.getActiveSession()
     if before is not None:
         return _done(Job(before, connection, asked), work)
-    signal.signal(signal.SIGTERM, _stop)  # so that Spark is stopped, and with it the executors
+    told: list[int] = []
+
+    def stop(number: int, frame: object) -> NoReturn:
+        told.append(number)
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)  # so that Spark is stopped, and with it the executors
     logging.getLogger("py4j").setLevel(logging.ERROR)
     title = " ".join(("firn", asked.job, *([asked.topic] if "topic" in asked else [])))
     bar = {"spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     spark = session(title, master=asked.master, conf={**bar, **_quiet(asked), **dict(asked.conf)})
     try:
-        return _done(Job(spark, connection, asked), work)
-    finally:
-        spark.stop()
+        report = _done(Job(spark, connection, asked), work)
+    except BaseException as error:
+        # A signal may have cut an exchange with the JVM short: what is asked next, on the way out too, is given its answer.
+        with suppress(Exception):
+            spark.stop()  # else it ends with this process
+        if told:
+            raise SystemExit(128 + told[0]) from error
+        raise
+    spark.stop()
+    return report
 
 
 def _done(job: Job, work: Callable[[Job], Report]) -> Report:
@@ -210,10 +224,6 @@ def _failed(prog: str, sentence: str, code: int = 1) -> int:
     sys.stdout.flush()
     print(f"{prog}: {sentence}", file=sys.stderr, flush=True)
     return code
-
-
-def _stop(number: int, frame: object) -> NoReturn:
-    sys.exit(128 + number)
 
 
 def _addresses_of_environment() -> str:
