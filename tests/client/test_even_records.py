@@ -136,11 +136,11 @@ def test_even_records_are_parted_as_others(partitions: int, batch_bytes: int) ->
 
 @pytest.mark.parametrize("at_once_max", [1 << 20, 0])
 def test_parts_are_of_about_the_size_asked_for(at_once_max: int) -> None:
-    keys, values = some(1000, 16, 100)
+    keys, values = some(905, 16, 100)
     parts = even_parts(keys, values, part_bytes=132 * 300, at_once_max=at_once_max)
     assert parts is not None
     found = list(parts)
-    assert [part.records for part in found] == [300, 300, 300, 100]
+    assert [part.records for part in found] == [300, 300, 300, 5]
     assert [key for part in found for key in part.keys.tolist()] == keys
     assert [value for part in found for value in part.values.tolist()] == values
 
