@@ -34,7 +34,7 @@ def test_operators_killed_at_any_moment_make_roll_by_a_setting_and_scale_a_clust
         shop.apply()
         kill_while(bare, lambda: _is_ready(shop), "the topic is ready", times=2, chance=chance)
         shop.until_in_sync(3)
-        first = shop.uids()
+        first = shop.made()
         with shop.load() as load, AwayWatch(shop) as watch:
             shop.patch({"spec": {"config": {"openFiles": 640}}})
             rolled = "every broker is a new one"

@@ -73,7 +73,7 @@ def test_brokers_roll_one_by_one_with_upgrade_and_rollback_and_run_on_through_un
         assert deployed() == images.OPERATOR.reference()
         until_all_run(shop, images.NODE.reference())
         load.until_more()
-        brokers = shop.uids()
+        brokers = shop.made()
         helm(cluster, "uninstall", "firn", *WAIT)
         assert "firn-operator" not in cluster.kubectl("get", "deploy", "-n", SYSTEM, "-o", "name")
         load.until_more()
@@ -89,7 +89,5 @@ def test_brokers_roll_one_by_one_with_upgrade_and_rollback_and_run_on_through_un
     assert told.count("Succeeded") == 3, told  # its topic, its account, its pod
     assert cluster.kubectl("get", "ct", "quotes", "-n", shop.space, "-o", "jsonpath={.metadata.uid}") == uid
     shop.until_ready()
-    assert {pod["metadata"]["uid"] for pod in shop.pods()} == brokers, (
-        "a new release of the same stopped them"
-    )
+    assert shop.made() == brokers, "a new release of the same stopped them"
     cluster.until(lambda: len(pair.uids()) == 2, "the new operator has made two groups")

@@ -276,6 +276,10 @@ class Shop:
         found: list[Json] = self.cluster.api.get(path, labelSelector=labels)["items"]
         return found
 
+    def made(self) -> set[str]:
+        """Uids of the broker pods, ready at this moment or not."""
+        return {str(pod["metadata"]["uid"]) for pod in self.pods()}
+
     def uids(self) -> set[str]:
         """Of the broker pods that are ready."""
         return {str(pod["metadata"]["uid"]) for pod in self.pods() if _is_ready(pod)}
