@@ -42,8 +42,9 @@ def space(server: ApiServer) -> Iterator[str]:
     with server.namespace() as name:
         yield name
         helm(server, name, "uninstall", "firn", "--ignore-not-found", "--wait")
-        if definitions(server):
-            server.kubectl("delete", "crd", *definitions(server))
+        if found := definitions(server):
+            server.until_served(*found)  # one that is deleted before may be gone only minutes later
+            server.kubectl("delete", "crd", *found)
         server.kubectl("delete", "clusterrole", "firn-broker", "firn-spark", "--ignore-not-found")
 
 
