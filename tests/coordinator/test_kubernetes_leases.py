@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 
 import pytest
-from coordinator_kit import GROUP, LEASES, NAMESPACE, first_record, lease, lease_of, next_of, renewed
+from coordinator_kit import GROUP, LEASES, NAMESPACE, first_record, known, lease, lease_of, next_of, renewed
 from kube_kit import Asked, FakeKubernetes, fake_kubernetes
 
 from firn_node.coordinator import Absent, Coordinator, Done, Found, Refused, Unknown, Unreachable, Unusable
@@ -46,14 +46,6 @@ async def stored(handle: Coordinator, versions: int) -> GroupRecord:
         record = renewed(record)
         assert await handle.compare_and_set(record, expected_version=record.version - 1) == Done(record)
     return record
-
-
-async def known(ask: Callable[[], Awaitable[object]]) -> object:
-    """What a handle of little patience is answered in the end, where the server is well and just slow."""
-    async with asyncio.timeout(60):
-        while isinstance(found := await ask(), Unreachable | Unknown):
-            pass
-    return found
 
 
 def on_write(fault: str, *, times: int = 1) -> Callable[[Asked], str | None]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import coordinator_child
 import pytest
-from coordinator_kit import GROUP, first_record, locked, next_of, renewed, until_read
+from coordinator_kit import GROUP, first_record, known, locked, next_of, renewed
 
 from firn_node.coordinator import (
     Absent,
@@ -209,7 +209,7 @@ def test_a_call_that_waits_behind_a_stuck_one_is_given_up_and_never_carried_out(
     store(path, 1)
 
     async def test(handle: SqliteCoordinator) -> None:
-        await until_read(handle)
+        await known(lambda: handle.read(GROUP))
         record = renewed(first_record())
         with locked(path):
             stuck = asyncio.create_task(handle.compare_and_set(record, expected_version=1))
@@ -219,7 +219,7 @@ def test_a_call_that_waits_behind_a_stuck_one_is_given_up_and_never_carried_out(
             assert "no answer within" in behind.reason
             assert isinstance(await handle.read(GROUP), Unreachable)
             assert isinstance(await stuck, Unknown)
-        assert await until_read(handle) == Found(record)
+        assert await known(lambda: handle.read(GROUP)) == Found(record)
 
     with_handle(path, test, answer_s=0.1)
 

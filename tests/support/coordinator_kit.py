@@ -7,10 +7,10 @@ import asyncio
 import contextlib
 import json
 import sqlite3
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from kube_kit import FakeKubernetes, configuration_of
 
@@ -22,11 +22,14 @@ from firn_node.coordinator import (
     Reading,
     Records,
     SqliteCoordinator,
+    Unknown,
     Unreachable,
 )
 from firn_node.coordinator.kubernetes import RECORD, KubernetesCoordinator
 from firn_node.kubernetes.api import Api, Denied, KubernetesApi, NoAnswer, Object
 from firn_node.replication.record import GroupId, GroupRecord, Incarnation, LogId, Master, Member
+
+T = TypeVar("T")
 
 GROUP = GroupId("0")
 
@@ -130,7 +133,7 @@ class SqliteSite(_Ready):
     async def losing_an_answer(self) -> AsyncIterator[Coordinator]:
         """The handle gives up hope while its thread still waits for the file, which it gets in the end."""
         handle = SqliteCoordinator(self.path, busy_s=20.0, answer_s=0.2)
-        await until_read(handle)
+        await known(lambda: handle.read(GROUP))
         with locked(self.path):
             yield handle
         patient = self.handle()
@@ -284,9 +287,11 @@ async def next_of(watch, seconds: float = 20.0) -> Reading:
         return await anext(watch)
 
 
-async def until_read(handle: Coordinator) -> Reading:
-    """What a handle of little patience reads once its store has answered; then nothing of its own is under way."""
+async def known(ask: Callable[[], Awaitable[T]]) -> T:
+    """What a handle of little patience is answered in the end, where its store is well and just slow. Nothing of its own is
+    under way then.
+    """
     async with asyncio.timeout(60):
-        while isinstance(found := await handle.read(GROUP), Unreachable):
+        while isinstance(found := await ask(), Unreachable | Unknown):
             pass
     return found
